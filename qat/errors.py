@@ -1,0 +1,33 @@
+"""The errors this library raises. Each message says which field, file or layer, which value, why, and what to do."""
+
+
+class QatError(Exception):
+    """Base of every error raised on purpose by this library."""
+
+
+class DescriptorError(QatError, ValueError):
+    """A QuantDescriptor field has a value, or a combination of values, that cannot be used."""
+
+
+class CalibrationError(QatError, RuntimeError):
+    """Calibration data or calibration state cannot give a usable amax."""
+
+
+class NotCalibratedError(QatError, RuntimeError):
+    """A quantizer without amax was asked to quantize."""
+
+
+class ExportError(QatError, RuntimeError):
+    """A model cannot be written as a Q/DQ file, or the file disagrees with the model."""
+
+
+class ConfigError(QatError, ValueError):
+    """A configuration value, file or folder cannot be used."""
+
+
+class RunnerError(QatError, RuntimeError):
+    """A runner cannot load its model or execute it with the inputs given."""
+
+
+class EngineError(QatError, RuntimeError):
+    """TensorRT cannot be used, or cannot parse, build, load or execute what it was given."""

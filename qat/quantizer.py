@@ -1,0 +1,240 @@
+"""TensorQuantizer: the module that calibrates, fake-quantizes or passes a tensor through."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qat.calib import Calibrator, make_calibrator
+from qat.descriptor import MIN_SCALE, QuantDescriptor
+from qat.errors import CalibrationError, NotCalibratedError
+from qat.fake_quant import compute_scale, fake_quantize
+
+StateDict = dict[str, Any]
+
+
+class QuantizerState(enum.Enum):
+    """What a quantizer does with the tensors it is given; stored in the state dict by number."""
+
+    PASSTHROUGH = 0
+    CALIBRATING = 1
+    QUANTIZING = 2
+
+
+class AmaxMode(enum.Enum):
+    """How amax changes while a model trains."""
+
+    FROZEN = "frozen"
+    REESTIMATED = "reestimated"
+    LEARNED = "learned"
+
+
+class TensorQuantizer(nn.Module):
+    """Fake-quantizes one tensor by its QuantDescriptor.
+
+    A new quantizer is QUANTIZING: without an amax its first forward is an error that names the layer, so that
+    nothing runs in float unnoticed. amax is float32 whatever the type of the model, shape () per tensor or (C,)
+    per channel, empty until calibrated; its state-dict key is `_amax`, the state's is `_state`.
+
+    Args:
+        descriptor: what quantizing this tensor means.
+        name: the layer's name in messages; `qat.name_quantizers(model)` sets it for a whole model.
+    """
+
+    _amax: Tensor
+
+    def __init__(self, descriptor: QuantDescriptor | None = None, name: str = "") -> None:
+        super().__init__()
+        self.descriptor = descriptor or QuantDescriptor()
+        self.name = name
+        self.state = QuantizerState.QUANTIZING
+        self.amax_mode = AmaxMode.FROZEN
+        self.momentum = 0.01
+        self.reason = ""
+        self.dead: list[int] = []
+        self.calibrator: Calibrator | None = None
+        self.register_buffer("_amax", torch.empty(0))
+        fixed = self.descriptor.amax
+        if fixed is not None:
+            self.amax = torch.tensor(fixed, dtype=torch.float32)
+        if self.descriptor.learn_amax:
+            self.set_amax_mode(AmaxMode.LEARNED)
+
+    @property
+    def calibrated(self) -> bool:
+        """True once there is an amax."""
+        return self._amax.numel() > 0
+
+    @property
+    def amax(self) -> Tensor | None:
+        """Absolute maximum, float32, shape () or (C,); None before calibration."""
+        return self._amax if self.calibrated else None
+
+    @amax.setter
+    def amax(self, value: Tensor | float) -> None:
+        shape = () if self.descriptor.axis is None else (-1,)
+        fresh = torch.as_tensor(value, dtype=torch.float32, device=self._amax.device).detach().clone().reshape(shape)
+        if not bool(torch.isfinite(fresh).all()) or bool((fresh < 0).any()):
+            raise CalibrationError(
+                f"amax of quantizer '{self.name}' has a negative or non-finite value. A scale must be positive: "
+                "calibrate again, or set a positive amax."
+            )
+        if isinstance(self._amax, nn.Parameter):
+            if self._amax.shape == fresh.shape:
+                self._amax.data.copy_(fresh)
+            else:
+                self._amax = nn.Parameter(fresh)
+        else:
+            self._amax = fresh
+
+    @property
+    def scale(self) -> Tensor | None:
+        """amax / max_bound, float32, at least MIN_SCALE; None before calibration."""
+        return compute_scale(self._amax.detach().abs(), self.descriptor.max_bound) if self.calibrated else None
+
+    @property
+    def fixed(self) -> bool:
+        """True where the descriptor gives amax, so that calibration leaves it alone."""
+        return self.descriptor.amax is not None
+
+    def set_state(self, state: QuantizerState, reason: str = "") -> None:
+        """Calibrate, quantize or pass through from now on; `reason` says why a tensor stays float."""
+        self.state = state
+        self.reason = reason if state is QuantizerState.PASSTHROUGH else ""
+        if state is QuantizerState.CALIBRATING and self.calibrator is None and not self.fixed:
+            d = self.descriptor
+            self.calibrator = make_calibrator(d.calib_method, d.num_bits, d.axis, d.narrow_range)
+
+    def set_amax_mode(self, mode: AmaxMode | str) -> None:
+        """Freeze amax, re-estimate it in each training step, or learn it as a parameter.
+
+        Re-estimation is a moving average of the batch maximum for activations (Jacob et al. 2018) and the
+        current maximum for per-channel weights. To learn, call this before the optimizer is built.
+        """
+        mode = AmaxMode(mode)
+        self.amax_mode = mode
+        value = self._amax.detach()
+        del self._amax
+        if mode is AmaxMode.LEARNED:
+            self._amax = nn.Parameter(value)
+        else:
+            self.register_buffer("_amax", value)
+
+    def load_calib_amax(self, method: str | None = None, **options: Any) -> None:
+        """Take amax from the calibrator's statistics; the statistics stay, so another method can follow.
+
+        Raises:
+            CalibrationError: no tensor was collected, or NaN or Inf was; the message names this quantizer.
+        """
+        if self.fixed:
+            return
+        try:
+            amax = None if self.calibrator is None else self.calibrator.compute_amax(method, **options)
+        except CalibrationError as error:
+            raise CalibrationError(f"quantizer '{self.name}': {error}") from error
+        if amax is None:
+            raise CalibrationError(
+                f"quantizer '{self.name}' saw no tensor during calibration. Its layer was not run: leave it float "
+                "by name, or calibrate with inputs that reach it."
+            )
+        floor = self.descriptor.max_bound * MIN_SCALE
+        self.dead = (amax.reshape(-1) < floor).nonzero().flatten().tolist()
+        self.amax = amax.clamp_min(floor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tensor like x: fake-quantized, or x itself while calibrating or passing through.
+
+        Raises:
+            NotCalibratedError: asked to quantize without an amax.
+        """
+        if self.state is QuantizerState.PASSTHROUGH:
+            return x
+        if self.state is QuantizerState.CALIBRATING:
+            if self.calibrator is not None:
+                self.calibrator.collect(x.detach())
+            return x
+        if not self.calibrated:
+            raise NotCalibratedError(
+                f"quantizer '{self.name or 'without a name'}' is not calibrated. Run qat.calibrate(model, batches) or "
+                "load a calibrated checkpoint first, or leave the layer float."
+            )
+        if self.amax_mode is AmaxMode.REESTIMATED and self.training and not self.fixed:
+            self._reestimate(x.detach())
+        amax = self._amax.abs() if self.amax_mode is AmaxMode.LEARNED else self._amax
+        d = self.descriptor
+        return fake_quantize(x, amax, d.axis, d.min_bound, d.max_bound)
+
+    @torch.no_grad()
+    def _reestimate(self, x: Tensor) -> None:
+        d = self.descriptor
+        if d.axis is None:
+            self._amax.lerp_(x.abs().amax().float(), self.momentum)
+        else:
+            axis = d.axis % x.dim()
+            self._amax.copy_(x.abs().amax([i for i in range(x.dim()) if i != axis]))
+
+    def extra_repr(self) -> str:
+        """Descriptor, state and range of amax, for print(model)."""
+        if not self.calibrated:
+            amax = "not calibrated"
+        elif self._amax.numel() == 1:
+            amax = f"amax={self._amax.item():.4g}"
+        else:
+            amax = f"amax=[{self._amax.min().item():.4g}, {self._amax.max().item():.4g}]({self._amax.numel()})"
+        return f"{self.descriptor.num_bits} bit, axis={self.descriptor.axis}, {self.state.name.lower()}, {amax}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorQuantizer:
+        amax = self._amax.detach()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._amax.dtype != torch.float32:
+            value = amax.to(self._amax.device)
+            self._amax = nn.Parameter(value) if isinstance(self._amax, nn.Parameter) else value
+        return self
+
+    def _save_to_state_dict(self, destination: StateDict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "_state"] = torch.tensor(self.state.value, dtype=torch.uint8)
+
+    def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: Any) -> None:
+        amax = state_dict.get(prefix + "_amax")
+        state = state_dict.pop(prefix + "_state", None)
+        if amax is not None:
+            channels = amax.numel()
+            if self.descriptor.axis is None and channels > 1:
+                raise CalibrationError(
+                    f"checkpoint key '{prefix}_amax' has {channels} values but this quantizer is per-tensor. "
+                    "Build the model with the descriptor (axis) that the checkpoint was made with."
+                )
+            if channels:
+                self.name = self.name or prefix.rstrip(".")
+                self.amax = amax
+            state_dict[prefix + "_amax"] = self._amax.detach()
+        if state is not None:
+            self.set_state(QuantizerState(int(state)))
+        elif amax is not None:
+            self.set_state(QuantizerState.QUANTIZING)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def named_quantizers(model: nn.Module) -> Iterator[tuple[str, TensorQuantizer]]:
+    """Every TensorQuantizer of the model once, with its module name, in module order."""
+    for name, module in model.named_modules():
+        if isinstance(module, TensorQuantizer):
+            yield name, module
+
+
+def name_quantizers(model: nn.Module) -> None:
+    """Give each quantizer its module name, so that errors and summaries name the layer."""
+    for name, quantizer in named_quantizers(model):
+        quantizer.name = name
+
+
+def set_quantizer_state(model: nn.Module, state: QuantizerState) -> None:
+    """Put every quantizer in `state`, except those left float with a reason."""
+    for _, quantizer in named_quantizers(model):
+        if not (quantizer.state is QuantizerState.PASSTHROUGH and quantizer.reason):
+            quantizer.set_state(state)

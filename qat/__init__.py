@@ -1,1 +1,68 @@
-"""x."""
+"""Quantization-aware training for PyTorch models that run in INT8 on TensorRT.
+
+qat.quantize_(model)                               # layers become fake-quantized, in place
+qat.calibrate(model, batches, method="entropy")    # amax of every quantizer: the PTQ model
+...                                                # your training loop, or qat.training.fine_tune: the QAT model
+qat.export(model, example_inputs, "model.onnx")    # Q/DQ file for TensorRT
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from qat import calib, nn, quant_modules
+from qat.calibration import calibrate, calibrate_model, collect_stats, compare_methods, compute_amax, use_histograms
+from qat.convert import ConversionReport, quantize_
+from qat.descriptor import QuantDescriptor
+from qat.fake_quant import fake_quantize
+from qat.quantizer import (
+    AmaxMode,
+    QuantizerState,
+    TensorQuantizer,
+    name_quantizers,
+    named_quantizers,
+    set_quantizer_state,
+)
+from qat.summary import Summary, summary
+
+if TYPE_CHECKING:
+    from qat.onnx import check_parity, export
+
+__version__ = "0.1.0"
+__all__ = [
+    "AmaxMode",
+    "ConversionReport",
+    "QuantDescriptor",
+    "QuantizerState",
+    "Summary",
+    "TensorQuantizer",
+    "calib",
+    "calibrate",
+    "calibrate_model",
+    "check_parity",
+    "collect_stats",
+    "compare_methods",
+    "compute_amax",
+    "export",
+    "fake_quantize",
+    "name_quantizers",
+    "named_quantizers",
+    "nn",
+    "quant_modules",
+    "quantize_",
+    "set_quantizer_state",
+    "summary",
+    "use_histograms",
+]
+
+_LAZY = {"export": "qat.onnx", "check_parity": "qat.onnx"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs onnx, accelerate or tensorrt only when it is used."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in ("onnx", "runtime", "tensorrt", "training", "report"):
+        return importlib.import_module(f"qat.{name}")
+    raise AttributeError(f"module 'qat' has no attribute {name!r}")

@@ -89,9 +89,7 @@ class QuantDescriptor:
                     "Use a positive number, or amax=None to calibrate."
                 )
         if isinstance(self.amax, tuple) and self.axis is None:
-            raise DescriptorError(
-                f"amax has {len(values)} values but axis is None. Give one number, or set the axis."
-            )
+            raise DescriptorError(f"amax has {len(values)} values but axis is None. Give one number, or set the axis.")
 
     @property
     def max_bound(self) -> int:

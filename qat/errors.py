@@ -17,6 +17,10 @@ class NotCalibratedError(QatError, RuntimeError):
     """A quantizer without amax was asked to quantize."""
 
 
+class TrainingError(QatError, RuntimeError):
+    """Training diverged: the loss or the deciding metric is NaN or infinite."""
+
+
 class ExportError(QatError, RuntimeError):
     """A model cannot be written as a Q/DQ file, or the file disagrees with the model."""
 

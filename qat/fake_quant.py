@@ -22,7 +22,9 @@ OP_NAME = "qat::fake_quantize"
 
 def compute_scale(amax: Tensor, max_bound: int) -> Tensor:
     """Scale of a quantizer, float32, never below MIN_SCALE; same shape as amax."""
-    return (amax.float() / max_bound).clamp_min(MIN_SCALE)
+    amax = amax.float()
+    # Dividing by a Python number multiplies by its reciprocal on a GPU, which is another float32.
+    return (amax / torch.full_like(amax, max_bound)).clamp_min(MIN_SCALE)
 
 
 def _broadcast_scale(x: Tensor, amax: Tensor, axis: int | None, max_bound: int) -> Tensor:
@@ -44,9 +46,50 @@ def _fake_quantize_op(x: Tensor, amax: Tensor, axis: int | None, min_bound: int,
     return y
 
 
+@torch.library.custom_op(OP_NAME + "_backward", mutates_args=())
+def _backward_op(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    codes = (x.float() / _broadcast_scale(x, amax, axis, max_bound)).round_()
+    return torch.where((codes >= min_bound) & (codes <= max_bound), grad, 0)
+
+
+@_fake_quantize_op.register_kernel("cuda")
+def _(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    kernels = _gpu_kernels(x, amax)
+    if kernels is None:
+        reference: Tensor = _fake_quantize_op._init_fn(x, amax, axis, min_bound, max_bound)
+        return reference
+    y: Tensor = kernels.forward(x, amax, axis, min_bound, max_bound)
+    return y
+
+
+@_backward_op.register_kernel("cuda")
+def _(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    kernels = _gpu_kernels(x, amax)
+    if kernels is None:
+        reference: Tensor = _backward_op._init_fn(grad, x, amax, axis, min_bound, max_bound)
+        return reference
+    out: Tensor = kernels.backward(grad, x, amax, axis, min_bound, max_bound)
+    return out
+
+
+def _gpu_kernels(x: Tensor, amax: Tensor) -> Any:
+    """The Triton kernels where they can take x: dense memory, float32 amax, Triton installed; else None."""
+    try:
+        from qat import fake_quant_triton
+    except ImportError:
+        return None
+    usable = x.dtype != torch.float64 and amax.dtype == torch.float32 and amax.is_contiguous()
+    return fake_quant_triton if usable and fake_quant_triton.is_dense(x) else None
+
+
 @_fake_quantize_op.register_fake
 def _(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
     return torch.empty_like(x)
+
+
+@_backward_op.register_fake
+def _(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    return torch.empty_like(x, dtype=grad.dtype)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -56,22 +99,21 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
     x, amax = ctx.saved_tensors
-    scale = _broadcast_scale(x, amax, ctx.axis, ctx.max_bound)
-    ratio = x.float() / scale
+    arguments = (grad, x, amax, ctx.axis, ctx.min_bound, ctx.max_bound)
+    grad_x = torch.ops.qat.fake_quantize_backward.default(*arguments) if ctx.needs_input_grad[0] else None
+    return grad_x, _amax_gradient(*arguments) if ctx.needs_input_grad[1] else None, None, None, None
+
+
+def _amax_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    ratio = x.float() / _broadcast_scale(x, amax, axis, max_bound)
     codes = ratio.round()
-    inside = (codes >= ctx.min_bound) & (codes <= ctx.max_bound)
-    grad_x = torch.where(inside, grad, 0) if ctx.needs_input_grad[0] else None
-    grad_amax = None
-    if ctx.needs_input_grad[1]:
-        slope = torch.where(inside, codes - ratio, codes.clamp(ctx.min_bound, ctx.max_bound))
-        grad_scale = grad.float() * slope
-        if ctx.axis is None:
-            grad_amax = grad_scale.sum().reshape(amax.shape)
-        else:
-            grad_amax = grad_scale.sum([d for d in range(x.dim()) if d != ctx.axis]).reshape(amax.shape)
-        per_scale = max(x.numel() // max(amax.numel(), 1), 1)
-        grad_amax = (grad_amax * (ctx.max_bound / (per_scale * ctx.max_bound) ** 0.5)).to(amax.dtype)
-    return grad_x, grad_amax, None, None, None
+    inside = (codes >= min_bound) & (codes <= max_bound)
+    grad_scale = grad.float() * torch.where(inside, codes - ratio, codes.clamp(min_bound, max_bound))
+    others = [d for d in range(x.dim()) if d != axis]
+    total = grad_scale.sum() if axis is None else grad_scale.sum(others)
+    per_scale = max(x.numel() // max(amax.numel(), 1), 1)
+    gradient: Tensor = (total.reshape(amax.shape) * (max_bound / (per_scale * max_bound) ** 0.5)).to(amax.dtype)
+    return gradient
 
 
 _fake_quantize_op.register_autograd(_backward, setup_context=_setup_context)

@@ -124,26 +124,27 @@ class TensorQuantizer(nn.Module):
         else:
             self.register_buffer("_amax", value)
 
-    def load_calib_amax(self, method: str | None = None, **options: Any) -> None:
+    def load_calib_amax(self, method: str | None = None, **options: Any) -> bool:
         """Take amax from the calibrator's statistics; the statistics stay, so another method can follow.
 
+        Returns:
+            False, and amax as it was, where no tensor was collected.
+
         Raises:
-            CalibrationError: no tensor was collected, or NaN or Inf was; the message names this quantizer.
+            CalibrationError: NaN or Inf was collected; the message names this quantizer and the batch.
         """
         if self.fixed:
-            return
+            return True
         try:
             amax = None if self.calibrator is None else self.calibrator.compute_amax(method, **options)
         except CalibrationError as error:
             raise CalibrationError(f"quantizer '{self.name}': {error}") from error
         if amax is None:
-            raise CalibrationError(
-                f"quantizer '{self.name}' saw no tensor during calibration. Its layer was not run: leave it float "
-                "by name, or calibrate with inputs that reach it."
-            )
+            return False
         floor = self.descriptor.max_bound * MIN_SCALE
         self.dead = (amax.reshape(-1) < floor).nonzero().flatten().tolist()
         self.amax = amax.clamp_min(floor)
+        return True
 
     def forward(self, x: Tensor) -> Tensor:
         """Tensor like x: fake-quantized, or x itself while calibrating or passing through.
@@ -212,6 +213,8 @@ class TensorQuantizer(nn.Module):
             if channels:
                 self.name = self.name or prefix.rstrip(".")
                 self.amax = amax
+        if amax is not None or not self.calibrated:
+            # A float checkpoint has no amax: an uncalibrated quantizer stays so, and says it when it is run.
             state_dict[prefix + "_amax"] = self._amax.detach()
         if state is not None:
             self.set_state(QuantizerState(int(state)))

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -49,10 +51,11 @@ def test_bit_exact_on_any_floats(values: list[float], amax: float) -> None:
     assert torch.equal(fake_quantize(x, torch.tensor(amax)), reference(x, torch.tensor(amax), None, -128, 127))
 
 
-def test_memory_formats_and_odd_shapes() -> None:
-    x = inputs(torch.float32)
-    amax = torch.tensor(4.0)
-    want = reference(x, amax, None, -128, 127)
+@pytest.mark.parametrize("device", ["cpu", gpu])
+def test_memory_formats_and_odd_shapes(device: str) -> None:
+    x = inputs(torch.float32).to(device)
+    amax = torch.tensor(4.0, device=device)
+    want = reference(x, amax, None, -128, 127).to(device)
     for view in (x.contiguous(memory_format=torch.channels_last), x.transpose(1, 3).transpose(1, 3)):
         y = fake_quantize(view, amax)
         assert torch.equal(y, want)
@@ -61,8 +64,9 @@ def test_memory_formats_and_odd_shapes() -> None:
     assert torch.equal(fake_quantize(strided, amax), want[:, ::2, :, 1::3])
     expanded = x[:1].expand(5, -1, -1, -1)
     assert torch.equal(fake_quantize(expanded, amax), want[:1].expand(5, -1, -1, -1))
-    assert fake_quantize(torch.tensor(5.0), amax).item() == 4.0
-    assert fake_quantize(torch.empty(0, 3), amax).shape == (0, 3)
+    assert fake_quantize(torch.tensor(5.0, device=device), amax).item() == 4.0
+    assert fake_quantize(torch.empty(0, 3, device=device), amax).shape == (0, 3)
+    assert math.isnan(fake_quantize(torch.tensor(math.nan, device=device), amax).item())
 
 
 def test_codes_are_rounded_half_to_even_and_clamped() -> None:
@@ -79,13 +83,15 @@ def test_float32_arithmetic_under_autocast() -> None:
     assert torch.equal(y, reference(x, amax, None, -128, 127))
 
 
+@pytest.mark.parametrize("device", ["cpu", gpu])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradient_passes_inside_the_clamp_only(dtype: torch.dtype) -> None:
-    x = torch.tensor([-200.0, -128.4, -128.6, -3.2, 0.0, 5.5, 127.4, 127.6, 200.0], dtype=dtype).requires_grad_()
+def test_gradient_passes_inside_the_clamp_only(dtype: torch.dtype, device: str) -> None:
+    values = [-200.0, -128.5, -128.6, -3.2, 0.0, 5.5, 127.4, 127.5, 200.0]
+    x = torch.tensor(values, dtype=dtype, device=device).requires_grad_()
     codes = x.detach().float().round()
     inside = (codes >= -128) & (codes <= 127)
-    weight = torch.arange(1.0, 10.0, dtype=dtype)
-    (fake_quantize(x, torch.tensor(127.0)) * weight).sum().backward()
+    weight = torch.arange(1.0, 10.0, dtype=dtype, device=device)
+    (fake_quantize(x, torch.tensor(127.0, device=device)) * weight).sum().backward()
     assert x.grad is not None
     assert x.grad.dtype == dtype
     assert torch.equal(x.grad, torch.where(inside, weight, 0))
@@ -119,6 +125,24 @@ def test_operator_passes_torch_library_checks() -> None:
     ]
     for sample in samples:
         torch.library.opcheck(torch.ops.qat.fake_quantize.default, sample)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpu_gradient_for_every_layout(dtype: torch.dtype) -> None:
+    base = inputs(dtype).cuda()
+    grad = torch.randn(base.shape, device="cuda").to(dtype)
+    amax = torch.rand(base.shape[1], device="cuda") * 4 + 0.1
+    want = torch.ops.qat.fake_quantize_backward.default(*[t.cpu() for t in (grad, base, amax)], 1, -127, 127)
+    for x in (
+        base,
+        base.contiguous(memory_format=torch.channels_last),
+        base.transpose(2, 3).contiguous().transpose(2, 3),
+    ):
+        leaf = x.detach().requires_grad_()
+        fake_quantize(leaf, amax, 1, -127, 127).backward(grad)
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad.cpu(), want)
 
 
 def test_compiles_and_exports() -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from qat.calib.base import register_calibrator
-from qat.calib.distributed import gather
 from qat.calib.max import MaxCalibrator
 from qat.calib.search import entropy_bin, mse_bin, percentile_bin
+from qat.distributed import gather
 from qat.errors import CalibrationError, DescriptorError
 
 MIN_EXPONENT = -100

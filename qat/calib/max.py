@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qat.calib.base import register_calibrator
-from qat.calib.distributed import all_reduce_max
+from qat.distributed import all_reduce_max
 from qat.errors import CalibrationError
 
 

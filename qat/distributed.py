@@ -1,4 +1,4 @@
-"""Combining calibration statistics of all ranks; every function is the identity in a single process."""
+"""Talking to the other ranks; every function is the identity in a single process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from torch import Tensor
 def world_size() -> int:
     """Number of ranks, 1 where torch.distributed is not initialised."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's rank, 0 where torch.distributed is not initialised."""
+    return dist.get_rank() if world_size() > 1 else 0
 
 
 def gather(value: object) -> list[object]:

@@ -1,0 +1,26 @@
+# make demo: environment, then the whole walk on data that comes with the dependencies.
+# make test: environment, then linting, types and tests.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test lint clean
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready
+	$(RUN) scripts/qat_finetune.py --config configs/digits.yaml
+
+test: lint
+	$(RUN) -m pytest
+
+lint: $(VENV)/.ready
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,1 @@
+"""One file a task: model, data, loss and metric around the library."""

@@ -1,0 +1,258 @@
+"""The configuration of a classification run: YAML, command line and the checks before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from qat.calibration import METHODS, parse_method
+from qat.errors import ConfigError
+from qat.training import TrainConfig
+
+SHORT_NAMES = {
+    "--calibrator": "--quant.calibrator",
+    "--percentiles": "--quant.percentiles",
+    "--per-channel": "--quant.per_channel",
+    "--num-calib-batches": "--quant.batches",
+    "--data-dir": "--data.dir",
+    "--batch-size": "--data.batch_size",
+    "--image-size": "--data.image_size",
+    "--threshold": "--export.threshold",
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which network.
+
+    Attributes:
+        name: any torchvision classifier.
+        weights: torchvision weights such as "DEFAULT" or "IMAGENET1K_V1"; null for random ones.
+        checkpoint: file or URL of float weights; null trains a float model first, unless `weights` is given.
+    """
+
+    name: str = "efficientnet_b0"
+    weights: str | None = None
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images, and how they become batches.
+
+    Attributes:
+        name: "digits" (handwriting inside scikit-learn) or "imagefolder" (dir/train/<class>/..., dir/val/<class>/...).
+        dir: the ImageFolder's root.
+        image_size: side of the square network input, pixels.
+        resize_size: side of the shorter edge before the centre crop in evaluation; null for image_size / 0.875.
+        batch_size: training batch of one process.
+        eval_batch_size: batch for evaluation and calibration.
+        workers: processes that decode images.
+        in_memory: decode everything once, keep it on the device and augment there; for small images of one size.
+        crop_padding: with in_memory, pixels of padding before the random crop.
+        flip: mirror images at random; off for digits.
+        erase: with in_memory, side of a random square blanked out, as a share of the image; 0 for none.
+        mean: per-channel mean of images in [0, 1].
+        std: per-channel standard deviation.
+    """
+
+    name: Literal["digits", "imagefolder"] = "digits"
+    dir: Path | None = None
+    image_size: int = 32
+    resize_size: int | None = None
+    batch_size: int = 64
+    eval_batch_size: int = 128
+    workers: int = 2
+    in_memory: bool = False
+    crop_padding: int = 0
+    flip: bool = False
+    erase: float = 0.0
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        if self.name == "imagefolder" and self.dir is None:
+            raise ConfigError("data.dir is not set. Give the folder that holds train/ and val/: --data-dir FOLDER.")
+        for name in ("image_size", "batch_size", "eval_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"data.{name}={getattr(self, name)} is below 1. Use 1 or more.")
+
+
+@dataclass(frozen=True)
+class QuantConfig:
+    """What is quantized, and how amax is found.
+
+    Attributes:
+        calibrator: "histogram" compares every method, "max" takes the maximum only.
+        methods: methods compared on one collection; the best is where fine-tuning starts.
+        percentiles: percentiles tried by the method "percentile".
+        batches: calibration batches, from the training images.
+        per_channel: one scale per output channel for weights, else one per tensor.
+        include: name globs of the layers to quantize; empty for every convolution and linear layer.
+        exclude: name globs of layers left float.
+        unseen: what happens to a quantizer that no calibration batch reaches: "error" or "float".
+    """
+
+    calibrator: Literal["histogram", "max"] = "histogram"
+    methods: tuple[str, ...] = METHODS
+    percentiles: tuple[float, ...] = (99.99,)
+    batches: int = 8
+    per_channel: bool = True
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    unseen: Literal["error", "float"] = "error"
+
+    def __post_init__(self) -> None:
+        for method in self.all_methods():
+            parse_method(method)
+        if not self.methods or self.batches < 1:
+            raise ConfigError(f"quant.methods={self.methods}, quant.batches={self.batches}: each needs at least one.")
+
+    def all_methods(self) -> tuple[str, ...]:
+        """Methods with the percentiles written out; only "max" with the max calibrator."""
+        if self.calibrator == "max":
+            return ("max",)
+        spelled: list[str] = []
+        for method in self.methods:
+            spelled += [f"percentile={p:g}" for p in self.percentiles] if method == "percentile" else [method]
+        return tuple(spelled)
+
+
+@dataclass(frozen=True)
+class QatConfig:
+    """Fine-tuning from the best PTQ model.
+
+    Attributes:
+        share: epochs of fine-tuning as a share of the float schedule.
+        epochs: epochs of fine-tuning; null for the share.
+        float_epochs: length of the original float schedule; null for `float_train.epochs`.
+        seeds: one run each; the tables show their mean and standard deviation.
+        train: the other settings; its `epochs` and `seed` are replaced.
+    """
+
+    share: float = 0.1
+    epochs: int | None = None
+    float_epochs: int | None = None
+    seeds: tuple[int, ...] = (0,)
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(lr=0.005, metric="top1"))
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """The Q/DQ file.
+
+    Attributes:
+        opset: ONNX opset, 13 or more.
+        int8_weights: store quantized weights as INT8.
+        dynamic_batch: leave the batch dimension open.
+        threshold: largest allowed loss of top-1, in points, from the torch QAT model to the ONNX file.
+        eval_images: images for the ONNX evaluation; null for all.
+    """
+
+    opset: int = 21
+    int8_weights: bool = True
+    dynamic_batch: bool = True
+    threshold: float = 0.5
+    eval_images: int | None = None
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run.
+
+    Attributes:
+        output_dir: where checkpoints, files and results go; null for runs/<data>_<model>.
+        label_smoothing: of the cross-entropy loss.
+        device: "auto", "cpu" or "cuda".
+    """
+
+    output_dir: Path | None = None
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    label_smoothing: float = 0.0
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    quant: QuantConfig = field(default_factory=QuantConfig)
+    float_train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=30, lr=0.05, metric="top1"))
+    qat: QatConfig = field(default_factory=QatConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
+
+    @property
+    def folder(self) -> Path:
+        """The output folder."""
+        return self.output_dir or Path("runs") / f"{self.data.name}_{self.model.name}"
+
+
+def build_parser(description: str) -> ArgumentParser:
+    """The parser of every classification script: --config FILE, and one option for every field."""
+    short = ", ".join(f"{short} for {name}" for short, name in SHORT_NAMES.items())
+    parser = ArgumentParser(description=description, epilog=f"Short names: {short}.", exit_on_error=False)
+    parser.add_argument("--config", action="config", help="YAML file; options after it override its values")
+    parser.add_class_arguments(RunConfig)
+    return parser
+
+
+def parse(parser: ArgumentParser, args: Sequence[str]) -> tuple[RunConfig, Namespace]:
+    """Parse and check; also the namespace, for what a script added to the parser.
+
+    Raises:
+        ConfigError: unknown key (with the nearest known one), wrong type or value, unreadable file.
+    """
+    spelled = []
+    for arg in args:
+        option, equals, value = arg.partition("=")
+        spelled.append(SHORT_NAMES.get(option, option) + equals + value)
+    try:
+        namespace = parser.parse_args(spelled)
+        built = parser.instantiate_classes(namespace)
+    except ArgumentError as error:
+        raise ConfigError(_explain(str(error))) from error
+    except TypeError as error:
+        raise ConfigError(f"a group of the configuration is not a mapping of its fields: {error}") from error
+    names = [f.name for f in fields(RunConfig)]
+    return RunConfig(**{name: built[name] for name in names}), namespace
+
+
+def known_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:
+    """Every dotted key of a configuration, groups included."""
+    keys = []
+    for name, hint in get_type_hints(cls).items():
+        keys.append(prefix + name)
+        if is_dataclass(hint) and isinstance(hint, type):
+            keys += known_keys(hint, f"{prefix}{name}.")
+    return keys
+
+
+UNKNOWN_KEY = (
+    r"unrecognized arguments: --([\w.-]+)",
+    r"Group '([\w.]+)' does not accept option '([\w.]+)'",
+    r"Option '([\w.]+)' is not accepted",
+)
+"""How jsonargparse names an unknown key: on the command line, in a group, at the top of a file."""
+
+
+def _explain(message: str) -> str:
+    """The parser's message, with the nearest known key where it names an unknown one."""
+    match = next((found for pattern in UNKNOWN_KEY if (found := re.search(pattern, message))), None)
+    if match is None:
+        return message
+    key = ".".join(match.groups())
+    known = known_keys() + [short.removeprefix("--") for short in SHORT_NAMES]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    near = near or difflib.get_close_matches(key.split(".")[0], known, n=1, cutoff=0.5)
+    return f"unknown configuration key '{key}'." + (f" Did you mean '{near[0]}'?" if near else "")
+
+
+def to_plain(value: Any) -> Any:
+    """A configuration as plain values, for YAML and JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

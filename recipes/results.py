@@ -1,0 +1,87 @@
+"""A classification run's results: one JSON, one table, one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+from qat.calibration import MethodResult
+from qat.files import write_json
+from qat.report import environment, format_table, plot_accuracies
+from qat.training import TrainResult
+from recipes.config import RunConfig, to_plain
+
+Results = dict[str, Any]
+
+
+def start(config: RunConfig, device: str) -> Results:
+    """Results that say what made them."""
+    return {"config": to_plain(config), "device": device, "environment": environment()}
+
+
+def ptq_entries(results: Sequence[MethodResult]) -> list[dict[str, Any]]:
+    """Plain values of a comparison of calibration methods."""
+    return [{"method": r.method, "metrics": r.metrics} for r in results]
+
+
+def qat_entry(seed: int, result: TrainResult) -> dict[str, Any]:
+    """Plain values of one fine-tuning run: the best epoch, the last one, and every epoch between."""
+    return {
+        "seed": seed,
+        "best_epoch": result.best_epoch,
+        "metrics": result.metrics,
+        "last": result.history[-1]["metrics"],
+        "history": list(result.history),
+    }
+
+
+def rows(results: Results) -> list[tuple[str, list[dict[str, float]]]]:
+    """(name, metrics of each seed) for float, each PTQ method, QAT and ONNX, as far as they were run."""
+    found = [("float", [results["float"]])] if "float" in results else []
+    found += [(f"PTQ {entry['method']}", [entry["metrics"]]) for entry in results.get("ptq", [])]
+    if results.get("qat"):
+        found.append(("QAT", [entry["metrics"] for entry in results["qat"]]))
+    if "onnx" in results:
+        found.append((f"ONNX (QAT seed {results['onnx']['seed']})", [results["onnx"]["metrics"]]))
+    return found
+
+
+def table(results: Results) -> str:
+    """Top-1, its distance to float, top-5 and loss of every row; several seeds as mean and standard deviation."""
+    base = results["float"]["top1"] if "float" in results else float("nan")
+    lines = []
+    for name, runs in rows(results):
+        top1 = [run["top1"] for run in runs]
+        spread = f" +- {pstdev(top1):.2f}" if len(top1) > 1 else ""
+        label = f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
+        lines.append(
+            [
+                label,
+                f"{mean(top1):.2f}{spread}",
+                f"{mean(top1) - base:+.2f}",
+                f"{mean(run['top5'] for run in runs):.2f}",
+                f"{mean(run['loss'] for run in runs):.4f}",
+            ]
+        )
+    config = results["config"]
+    title = (
+        f"{config['model']['name']} on {config['data']['name']}, {config['data']['image_size']} px, {results['device']}"
+    )
+    return format_table(title, ("model", "top-1 %", "vs float", "top-5 %", "loss"), lines)
+
+
+def save(results: Results, folder: Path) -> Path:
+    """Write results.json, config.yaml and results.png into the run's folder; returns the JSON's path."""
+    import yaml
+
+    from qat.files import atomic_write
+
+    with atomic_write(folder / "config.yaml") as temporary:
+        temporary.write_text(yaml.safe_dump(results["config"], sort_keys=False))
+    bars = [(name, mean(r["top1"] for r in runs), pstdev(r["top1"] for r in runs)) for name, runs in rows(results)]
+    history = results["qat"][0]["history"] if results.get("qat") else []
+    plot_accuracies(folder / "results.png", bars, history, results["config"]["model"]["name"])
+    write_json(folder / "results.json", results)
+    return folder / "results.json"

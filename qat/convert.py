@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,9 +12,7 @@ from qat.descriptor import QuantDescriptor
 from qat.errors import ConfigError
 from qat.nn import conversion_obstacle, quant_class_for
 from qat.quantizer import TensorQuantizer, name_quantizers
-
-Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool]
-"""A name glob ("layer1.*"), a module class, or a function of (name, module)."""
+from qat.selectors import Selector, as_selectors, check_globs, match_selector
 
 WEIGHTED: tuple[type[nn.Module], ...] = (
     nn.Conv1d,
@@ -28,6 +24,10 @@ WEIGHTED: tuple[type[nn.Module], ...] = (
     nn.Linear,
 )
 """Converted when nothing is said: TensorRT wants Q/DQ at the inputs of these and nowhere else."""
+
+
+READS_WEIGHTS = ("MultiheadAttention", "ShiftedWindowAttention")
+"""Modules of torch and torchvision (Swin, both versions) that pass their children's weights to a function."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ def quantize_(
     Raises:
         ConfigError: a name glob matches no layer (exactly spelled names only), or nothing was converted.
     """
-    chosen: list[Selector] = list(WEIGHTED) if include is None else _selectors(include)
-    refused = _selectors(exclude)
-    _check_globs(model, [*chosen, *refused])
+    chosen: list[Selector] = list(WEIGHTED) if include is None else as_selectors(include)
+    refused = as_selectors(exclude)
+    check_globs([name for name, _ in model.named_modules()], [*chosen, *refused], type(model).__name__)
     blocked = dict(_functional_children(model))
     device = next((t.device for t in [*model.parameters(), *model.buffers()]), None)
     converted: list[str] = []
@@ -77,19 +77,19 @@ def quantize_(
     for name, module in list(model.named_modules()):
         if _is_quantized(module):
             continue
-        selected = _match(chosen, name, module)
+        selected = match_selector(chosen, name, module)
         if selected is None:
             if isinstance(module, WEIGHTED):
                 left_float[name] = "not selected"
             continue
         if quant_class_for(module) is None:
             continue
-        exclusion = _match(refused, name, module)
+        exclusion = match_selector(refused, name, module)
         reason = f"excluded by {exclusion}" if exclusion else blocked.get(name) or conversion_obstacle(module)
         if reason:
             left_float[name] = reason
             continue
-        _convert(module, input_desc, weight_desc, device)
+        convert_layer(module, input_desc, weight_desc, device)
         converted.append(name)
     if not converted and not any(_is_quantized(module) for module in model.modules()):
         raise ConfigError(
@@ -101,12 +101,13 @@ def quantize_(
     return ConversionReport(tuple(converted), left_float)
 
 
-def _convert(
+def convert_layer(
     module: nn.Module,
     input_desc: QuantDescriptor | None,
     weight_desc: QuantDescriptor | None,
     device: torch.device | None,
 ) -> None:
+    """Convert one layer in place; a transposed convolution keeps one weight scale whatever the descriptor's axis."""
     quant_class = quant_class_for(module)
     assert quant_class is not None
     if (
@@ -122,38 +123,10 @@ def _is_quantized(module: nn.Module) -> bool:
     return any(isinstance(child, TensorQuantizer) for child in module.children())
 
 
-def _selectors(value: Selector | Iterable[Selector]) -> list[Selector]:
-    if isinstance(value, str | type) or callable(value):
-        return [value]
-    return list(value)
-
-
-def _match(selectors: list[Selector], name: str, module: nn.Module) -> str | None:
-    """The first selector that takes this module, in words, or None."""
-    for selector in selectors:
-        if isinstance(selector, str):
-            if fnmatch.fnmatchcase(name, selector):
-                return repr(selector)
-        elif isinstance(selector, type):
-            if isinstance(module, selector):
-                return selector.__name__
-        elif selector(name, module):
-            return getattr(selector, "__name__", "predicate")
-    return None
-
-
-def _check_globs(model: nn.Module, selectors: list[Selector]) -> None:
-    names = [name for name, _ in model.named_modules()]
-    for selector in selectors:
-        if isinstance(selector, str) and not any(fnmatch.fnmatchcase(name, selector) for name in names):
-            near = difflib.get_close_matches(selector, names, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]!r}?" if near else "See the names in model.named_modules()."
-            raise ConfigError(f"layer name {selector!r} matches nothing in {type(model).__name__}. {hint}")
-
-
 def _functional_children(model: nn.Module) -> Iterator[tuple[str, str]]:
     for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
+        kind = next((cls.__name__ for cls in type(module).__mro__ if cls.__name__ in READS_WEIGHTS), None)
+        if kind:
             for child, _ in module.named_modules(prefix=name):
                 if child != name:
-                    yield child, "nn.MultiheadAttention reads its weights directly, so quantizers would be bypassed"
+                    yield child, f"{kind} reads its weights directly, so quantizers would be bypassed"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qat.descriptor import MIN_SCALE
 
@@ -34,8 +34,22 @@ def _broadcast_scale(x: Tensor, amax: Tensor, axis: int | None, max_bound: int) 
     return scale.reshape([-1 if dim == axis else 1 for dim in range(x.dim())])
 
 
-@torch.library.custom_op(OP_NAME, mutates_args=())
-def _fake_quantize_op(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+def _gpu_kernels(x: Tensor, amax: Tensor) -> Any:
+    """The Triton kernels where they can take x: on a GPU, dense memory, float32 amax, Triton installed; else None."""
+    if not x.is_cuda or x.dtype == torch.float64 or amax.dtype != torch.float32 or not amax.is_contiguous():
+        return None
+    try:
+        from qat import fake_quant_triton
+    except ImportError:
+        return None
+    return fake_quant_triton if fake_quant_triton.is_dense(x) else None
+
+
+def _forward(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    kernels = _gpu_kernels(x, amax)
+    if kernels is not None:
+        y: Tensor = kernels.forward(x, amax, axis, min_bound, max_bound)
+        return y
     scale = _broadcast_scale(x, amax, axis, max_bound)
     y = torch.empty_like(x)
     codes = y if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
@@ -46,62 +60,13 @@ def _fake_quantize_op(x: Tensor, amax: Tensor, axis: int | None, min_bound: int,
     return y
 
 
-@torch.library.custom_op(OP_NAME + "_backward", mutates_args=())
-def _backward_op(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+def _input_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    kernels = _gpu_kernels(x, amax)
+    if kernels is not None:
+        out: Tensor = kernels.backward(grad, x, amax, axis, min_bound, max_bound)
+        return out
     codes = (x.float() / _broadcast_scale(x, amax, axis, max_bound)).round_()
     return torch.where((codes >= min_bound) & (codes <= max_bound), grad, 0)
-
-
-@_fake_quantize_op.register_kernel("cuda")
-def _(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
-    kernels = _gpu_kernels(x, amax)
-    if kernels is None:
-        reference: Tensor = _fake_quantize_op._init_fn(x, amax, axis, min_bound, max_bound)
-        return reference
-    y: Tensor = kernels.forward(x, amax, axis, min_bound, max_bound)
-    return y
-
-
-@_backward_op.register_kernel("cuda")
-def _(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
-    kernels = _gpu_kernels(x, amax)
-    if kernels is None:
-        reference: Tensor = _backward_op._init_fn(grad, x, amax, axis, min_bound, max_bound)
-        return reference
-    out: Tensor = kernels.backward(grad, x, amax, axis, min_bound, max_bound)
-    return out
-
-
-def _gpu_kernels(x: Tensor, amax: Tensor) -> Any:
-    """The Triton kernels where they can take x: dense memory, float32 amax, Triton installed; else None."""
-    try:
-        from qat import fake_quant_triton
-    except ImportError:
-        return None
-    usable = x.dtype != torch.float64 and amax.dtype == torch.float32 and amax.is_contiguous()
-    return fake_quant_triton if usable and fake_quant_triton.is_dense(x) else None
-
-
-@_fake_quantize_op.register_fake
-def _(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
-    return torch.empty_like(x)
-
-
-@_backward_op.register_fake
-def _(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
-    return torch.empty_like(x, dtype=grad.dtype)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, amax, ctx.axis, ctx.min_bound, ctx.max_bound = inputs
-    ctx.save_for_backward(x, amax)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-    x, amax = ctx.saved_tensors
-    arguments = (grad, x, amax, ctx.axis, ctx.min_bound, ctx.max_bound)
-    grad_x = torch.ops.qat.fake_quantize_backward.default(*arguments) if ctx.needs_input_grad[0] else None
-    return grad_x, _amax_gradient(*arguments) if ctx.needs_input_grad[1] else None, None, None, None
 
 
 def _amax_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
@@ -116,7 +81,57 @@ def _amax_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_
     return gradient
 
 
-_fake_quantize_op.register_autograd(_backward, setup_context=_setup_context)
+@torch.library.custom_op(OP_NAME, mutates_args=())
+def _operator(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    return _forward(x, amax, axis, min_bound, max_bound)
+
+
+@torch.library.custom_op(OP_NAME + "_backward", mutates_args=())
+def _operator_backward(
+    grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int
+) -> Tensor:
+    return _input_gradient(grad, x, amax, axis, min_bound, max_bound)
+
+
+@_operator.register_fake
+def _(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+@_operator_backward.register_fake
+def _(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    return torch.empty_like(x, dtype=grad.dtype)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, amax, ctx.axis, ctx.min_bound, ctx.max_bound = inputs
+    ctx.save_for_backward(x, amax)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    arguments = (grad, *ctx.saved_tensors, ctx.axis, ctx.min_bound, ctx.max_bound)
+    needs_x, needs_amax = ctx.needs_input_grad[:2]
+    grad_x = torch.ops.qat.fake_quantize_backward.default(*arguments) if needs_x else None
+    return grad_x, _amax_gradient(*arguments) if needs_amax else None, None, None, None
+
+
+_operator.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _EagerFakeQuantize(torch.autograd.Function):
+    """The operator without the dispatcher, whose Python costs more than the kernels on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        _setup_context(ctx, arguments, arguments[0])
+        return _forward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        arguments = (grad, *ctx.saved_tensors, ctx.axis, ctx.min_bound, ctx.max_bound)
+        needs_x, needs_amax = ctx.needs_input_grad[:2]
+        grad_x = _input_gradient(*arguments) if needs_x else None
+        return grad_x, _amax_gradient(*arguments) if needs_amax else None, None, None, None
 
 
 def fake_quantize(
@@ -157,5 +172,7 @@ def fake_quantize(
                 f"amax has {amax.numel()} elements but dimension {axis} of a tensor of shape {tuple(x.shape)} "
                 f"has {x.shape[axis]}. They must be equal."
             )
-    y: Tensor = torch.ops.qat.fake_quantize.default(x, amax, axis, min_bound, max_bound)
+    eager = type(x) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
+    apply = _EagerFakeQuantize.apply if eager else torch.ops.qat.fake_quantize.default
+    y: Tensor = apply(x, amax, axis, min_bound, max_bound)
     return y

@@ -21,7 +21,7 @@ ROUND: Any = tl.constexpr(12582912.0)
 FLOOR: Any = tl.constexpr(MIN_SCALE)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _load(  # type: ignore[no-untyped-def]
     x_ptr,
     amax_ptr,

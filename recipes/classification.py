@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def to_metrics(totals: Tensor) -> Metrics:
     top1, top5, loss, count = totals.tolist()
     if not count:
         raise ConfigError("there are no validation images. Check data.dir.")
-    return {"top1": 100 * top1 / count, "top5": 100 * top5 / count, "loss": loss / count}
+    return {"top1": 100 * top1 / count, "top5": 100 * top5 / count, "val_loss": loss / count}
 
 
 class Classification:
@@ -176,7 +176,18 @@ class Classification:
             int8_weights=options.int8_weights,
             metadata={"model": self.config.model.name, "classes": ",".join(self.data.classes)[:1000]},
         )
-        return dict(to_plain(asdict(report)))
+        parity = report.parity
+        assert parity is not None
+        return {
+            "opset": report.opset,
+            "bytes": report.size,
+            "quantizers": len(report.quantized),
+            "left_float": dict(report.passthrough),
+            "unused": list(report.unused),
+            "largest_relative_difference": max(row.relative for row in parity.layers),
+            "codes_that_differ": sum(row.mismatched for row in parity.layers),
+            "outputs": to_plain(parity.outputs),
+        }
 
     def evaluate_onnx(self, path: Path, limit: int | None = None, progress: bool = True) -> Metrics:
         """Metrics of an ONNX file in ONNX Runtime on the CPU, run literally (reference settings)."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -35,11 +36,13 @@ class ModelConfig:
         name: any torchvision classifier.
         weights: torchvision weights such as "DEFAULT" or "IMAGENET1K_V1"; null for random ones.
         checkpoint: file or URL of float weights; null trains a float model first, unless `weights` is given.
+        options: further arguments of torchvision's constructor, e.g. {stochastic_depth_prob: 0.1}.
     """
 
     name: str = "efficientnet_b0"
     weights: str | None = None
     checkpoint: str | None = None
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -253,6 +256,10 @@ def to_plain(value: Any) -> Any:
     """A configuration as plain values, for YAML and JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return str(value) if isinstance(value, Path) else value

@@ -28,7 +28,12 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
         hint = f"Did you mean {near[0]!r}?" if near else "See torchvision.models.list_models()."
         raise ConfigError(f"model.name={config.name!r} is not a torchvision classifier. {hint}")
     extra = {"init_weights": True} if config.name in ("googlenet", "inception_v3") else {}
-    model: nn.Module = torchvision.models.get_model(config.name, weights=None, num_classes=num_classes, **extra)
+    try:
+        model: nn.Module = torchvision.models.get_model(
+            config.name, weights=None, num_classes=num_classes, **{**extra, **config.options}
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model.options={config.options} do not suit {config.name}: {error}") from error
     if config.checkpoint is not None:
         load_weights(model, read_checkpoint(config.checkpoint), config.checkpoint)
     elif config.weights is not None:

@@ -62,14 +62,14 @@ def table(results: Results) -> str:
                 f"{mean(top1):.2f}{spread}",
                 f"{mean(top1) - base:+.2f}",
                 f"{mean(run['top5'] for run in runs):.2f}",
-                f"{mean(run['loss'] for run in runs):.4f}",
+                f"{mean(run['val_loss'] for run in runs):.4f}",
             ]
         )
     config = results["config"]
     title = (
         f"{config['model']['name']} on {config['data']['name']}, {config['data']['image_size']} px, {results['device']}"
     )
-    return format_table(title, ("model", "top-1 %", "vs float", "top-5 %", "loss"), lines)
+    return format_table(title, ("model", "top-1 %", "vs float", "top-5 %", "val loss"), lines)
 
 
 def save(results: Results, folder: Path) -> Path:

@@ -115,3 +115,14 @@ def test_reasons_survive_a_copy() -> None:
     net = Net()
     qat.quantize_(net, exclude="head")
     assert "excluded" in qat.summary(copy.deepcopy(net)).left_float["head"]
+
+
+def test_swin_attention_is_left_float_with_the_reason() -> None:
+    """Kind: layer never seen in calibration: torchvision's Swin reads qkv.weight itself."""
+    from torchvision.models.swin_transformer import ShiftedWindowAttentionV2
+
+    net = nn.Sequential(nn.Linear(8, 8), ShiftedWindowAttentionV2(8, [2, 2], [0, 0], 2))
+    report = qat.quantize_(net)
+    assert report.converted == ("0",)
+    assert "ShiftedWindowAttention" in report.left_float["1.qkv"]
+    qat.calibrate(net, [torch.randn(1, 4, 4, 8)], progress=False)

@@ -37,6 +37,14 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         build_model(ModelConfig("resnet18", weights="V9"), 10)
 
 
+def test_options_reach_the_constructor() -> None:
+    model = build_model(ModelConfig("mobilenet_v2", options={"width_mult": 0.5}), 4)
+    assert model.classifier[1].out_features == 4  # type: ignore[index, union-attr]
+    assert model.features[0][0].out_channels == 16  # type: ignore[index, union-attr]
+    with pytest.raises(ConfigError, match=r"model.options.*nonsense"):
+        build_model(ModelConfig("mobilenet_v2", options={"nonsense": 1}), 4)
+
+
 class Evil:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (print, ("executed",))

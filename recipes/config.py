@@ -37,12 +37,14 @@ class ModelConfig:
         weights: torchvision weights such as "DEFAULT" or "IMAGENET1K_V1"; null for random ones.
         checkpoint: file or URL of float weights; null trains a float model first, unless `weights` is given.
         options: further arguments of torchvision's constructor, e.g. {stochastic_depth_prob: 0.1}.
+        undo_strides: how many of the first downsampling layers keep the resolution instead; 2 suits images of 32 px.
     """
 
     name: str = "efficientnet_b0"
     weights: str | None = None
     checkpoint: str | None = None
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    undo_strides: int = 0
 
 
 @dataclass(frozen=True)

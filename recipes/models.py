@@ -34,11 +34,28 @@ def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model.options={config.options} do not suit {config.name}: {error}") from error
+    _undo_strides(model, config.undo_strides)
     if config.checkpoint is not None:
         load_weights(model, read_checkpoint(config.checkpoint), config.checkpoint)
     elif config.weights is not None:
         _load_pretrained(model, config)
     return model
+
+
+def _undo_strides(model: nn.Module, count: int) -> None:
+    """Let the first `count` downsampling layers keep the resolution: stride 1, and no pooling."""
+    strided = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d | nn.MaxPool2d) and module.stride in (2, (2, 2))
+    ]
+    if count > len(strided):
+        raise ConfigError(f"model.undo_strides={count}, but the network downsamples {len(strided)} times. Use less.")
+    for name, module in strided[:count]:
+        if isinstance(module, nn.Conv2d):
+            module.stride = (1, 1)
+        else:
+            model.set_submodule(name, nn.Identity())
 
 
 def read_checkpoint(source: str | Path) -> dict[str, Any]:

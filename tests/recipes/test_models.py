@@ -45,6 +45,20 @@ def test_options_reach_the_constructor() -> None:
         build_model(ModelConfig("mobilenet_v2", options={"nonsense": 1}), 4)
 
 
+@pytest.mark.parametrize(("name", "side"), [("resnet50", 4), ("efficientnet_b0", 4), ("mobilenet_v2", 4)])
+def test_undo_strides_keeps_the_resolution_and_the_weights(name: str, side: int) -> None:
+    model = build_model(ModelConfig(name, undo_strides=2), 4).eval()
+    maps: list[torch.Size] = []
+    pool = model.avgpool if hasattr(model, "avgpool") else None
+    last = pool or model.classifier
+    last.register_forward_pre_hook(lambda _, inputs: maps.append(inputs[0].shape))  # type: ignore[union-attr, operator]
+    model(torch.randn(1, 3, 32, 32))
+    assert pool is None or maps[0][-2:] == (side, side)
+    assert set(model.state_dict()) == set(build_model(ModelConfig(name), 4).state_dict())
+    with pytest.raises(ConfigError, match="undo_strides=99"):
+        build_model(ModelConfig(name, undo_strides=99), 4)
+
+
 class Evil:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (print, ("executed",))

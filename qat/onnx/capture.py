@@ -1,0 +1,95 @@
+"""What every quantizer of a torch model sees and returns in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qat.onnx.inputs import as_call, map_tensors, tensors_in
+from qat.quantizer import QuantizerState, named_quantizers
+
+
+@dataclass(frozen=True)
+class Call:
+    """One distinct tensor through one quantizer: input and output, on the CPU."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Outputs of the model, and the calls of each quantizer by name, in order."""
+
+    outputs: list[Tensor]
+    calls: dict[str, list[Call]]
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode inside the block, each one's own training flag again after it."""
+    flags = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in flags:
+            module.training = training
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """No TF32 on a GPU: its 10-bit mantissa is not rounding that a file could be blamed for."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def run_torch(model: nn.Module, inputs: Any, calls: bool = True) -> Capture:
+    """Run the model once in evaluation mode on its own device.
+
+    Args:
+        model: left as it was, also after an error.
+        inputs: tensor, sequence or mapping; tensors are moved to the model's device.
+        calls: record the quantizers too. A quantizer that sees one tensor twice has one call, as in the file.
+
+    Returns:
+        Outputs and calls.
+    """
+    found = next(iter([*model.parameters(), *model.buffers()]), None)
+    if found is not None:
+        inputs = map_tensors(inputs, lambda tensor: tensor.to(found.device))
+    args, kwargs = as_call(inputs)
+    recorded: dict[str, list[Call]] = {}
+    seen: dict[str, list[tuple[Tensor, int]]] = {}
+
+    def hook(name: str) -> Any:
+        def record(_module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> None:
+            x = given[0]
+            before = seen.setdefault(name, [])
+            if any(x is other and x._version == count for other, count in before):
+                return
+            before.append((x, x._version))
+            copies = [tensor.detach().to("cpu", copy=True) for tensor in (x, y)]
+            recorded.setdefault(name, []).append(Call(*copies))
+
+        return record
+
+    with ExitStack() as stack:
+        stack.enter_context(evaluation_mode(model))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_full_precision())
+        for name, quantizer in named_quantizers(model) if calls else ():
+            if quantizer.state is QuantizerState.QUANTIZING:
+                stack.callback(quantizer.register_forward_hook(hook(name)).remove)
+        result = model(*args, **kwargs)
+    return Capture([tensor.detach().cpu() for tensor in tensors_in(result)], recorded)

@@ -1,0 +1,1 @@
+"""The linter's rules, one kind a file."""

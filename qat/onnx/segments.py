@@ -1,0 +1,101 @@
+"""Cutting a Q/DQ file at its quantizers, so that each float stretch between them can be compared by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_SITE = re.compile(r"(?P<quantizer>[^/]+)(/call(?P<call>\d+))?(/perm_(?P<perm>[\d_]+))?/\w+")
+
+
+@dataclass(frozen=True)
+class FileSite:
+    """One quantizer in a file.
+
+    Attributes:
+        quantizer: module name.
+        call: which distinct tensor of a shared quantizer.
+        perm: transposition that was folded into a weight, or None.
+        entry: value that goes in.
+        result: value that comes out.
+        weight: the entry is a stored constant.
+        feed: name of the graph input that replaces the entry in the cut file.
+    """
+
+    quantizer: str
+    call: int
+    perm: tuple[int, ...] | None
+    entry: str
+    result: str
+    weight: bool
+    feed: str
+
+
+def find_sites(proto: Any, quantizers: Iterable[str]) -> list[FileSite]:
+    """Sites of the named quantizers in the order in which the file executes them."""
+    known = set(quantizers)
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    groups: dict[tuple[str, str, str], list[Any]] = {}
+    for node in proto.graph.node:
+        match = _SITE.fullmatch(node.name)
+        if match is not None and match["quantizer"] in known:
+            key = (match["quantizer"], match["call"] or "0", match["perm"] or "")
+            groups.setdefault(key, []).append(node)
+    sites = []
+    for (quantizer, call, perm), nodes in groups.items():
+        entry = nodes[0].input[0]
+        sites.append(
+            FileSite(
+                quantizer=quantizer,
+                call=int(call),
+                perm=tuple(int(dim) for dim in perm.split("_")) if perm else None,
+                entry=entry,
+                result=nodes[-1].output[0],
+                weight=entry in constants,
+                feed=f"{quantizer}/call{call}/feed",
+            )
+        )
+    return sites
+
+
+def cut(proto: Any, sites: Iterable[FileSite], ranks: dict[str, int]) -> Any:
+    """A copy of the file in which each site reads a graph input instead of its entry.
+
+    Entries and results become graph outputs. The quantizers still quantize, so consumers get the file's own
+    quantized values; only the chain of roundings from one quantizer to the next is broken.
+
+    Args:
+        proto: ModelProto; unchanged.
+        sites: those that take part; weights keep their constants.
+        ranks: feed -> number of dimensions.
+
+    Returns:
+        ModelProto.
+    """
+    from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    outputs = {value.name for value in copy.graph.output}
+    inputs = {value.name for value in copy.graph.input}
+    chosen = list(sites)
+    feeds = {(site.quantizer, site.call): site.feed for site in chosen if not site.weight}
+    for node in copy.graph.node:
+        match = _SITE.fullmatch(node.name)
+        if match is None or match["perm"]:
+            continue
+        key = (match["quantizer"], int(match["call"] or 0))
+        entries = [site.entry for site in chosen if (site.quantizer, site.call) == key and not site.weight]
+        if entries and node.input[0] == entries[0]:
+            node.input[0] = feeds[key]
+    for site in chosen:
+        if not site.weight:
+            dims = [None] * ranks[site.feed]
+            copy.graph.input.append(helper.make_tensor_value_info(site.feed, TensorProto.FLOAT, dims))
+        for name in [site.result] if site.weight else [site.entry, site.result]:
+            if name not in outputs and name not in inputs:
+                copy.graph.output.append(ValueInfoProto(name=name))
+                outputs.add(name)
+    return copy

@@ -1,0 +1,15 @@
+"""One Runner interface over torch and ONNX Runtime; TensorRT's is `qat.tensorrt.TensorRTRunner`."""
+
+from qat.runtime.onnxruntime import OnnxRuntimeRunner
+from qat.runtime.runner import Arrays, Runner, TensorSpec, check_inputs, run_in_batches
+from qat.runtime.torch import TorchRunner
+
+__all__ = [
+    "Arrays",
+    "OnnxRuntimeRunner",
+    "Runner",
+    "TensorSpec",
+    "TorchRunner",
+    "check_inputs",
+    "run_in_batches",
+]

@@ -1,0 +1,36 @@
+"""State of the GPU that explains a measurement: clocks, power, temperature, driver."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+_FIELDS = (
+    "name",
+    "driver_version",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks.mem",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+    "clocks_throttle_reasons.active",
+)
+
+
+def gpu_state(device: int = 0) -> dict[str, str] | None:
+    """What nvidia-smi reports, in its own spelling; None where there is no GPU or no nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    command = ["nvidia-smi", f"--id={device}", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    except (subprocess.SubprocessError, OSError):
+        return None
+    return parse_state(run.stdout)
+
+
+def parse_state(line: str) -> dict[str, str] | None:
+    """Fields of one line of nvidia-smi's CSV."""
+    values = [value.strip() for value in line.strip().split(",")]
+    return dict(zip(_FIELDS, values, strict=True)) if len(values) == len(_FIELDS) else None

@@ -1,0 +1,65 @@
+"""Reading an ONNX file into a TensorRT network, with errors that name the node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from qat.errors import EngineError
+from qat.tensorrt.advice import advice_for
+from qat.tensorrt.api import Library
+from qat.tensorrt.profiles import NetworkInput
+
+
+def load_onnx_graph(path: str | Path) -> Any:
+    """The ModelProto without its weights' external data.
+
+    Raises:
+        EngineError: missing, empty or not ONNX; TensorRT's parser takes an empty file for an empty network.
+    """
+    import onnx
+
+    file = Path(path)
+    if not file.is_file():
+        raise EngineError(f"There is no ONNX file '{file}'. Check the path given as --onnx.")
+    if file.stat().st_size == 0:
+        raise EngineError(f"The ONNX file '{file}' is empty: the export did not finish. Export it again.")
+    try:
+        model = onnx.load(str(file), load_external_data=False)
+    except Exception as error:
+        raise EngineError(f"'{file}' is not an ONNX file, or it is truncated: {error}. Export it again.") from error
+    if not model.graph.output:
+        raise EngineError(
+            f"'{file}' has no graph outputs: it is not an ONNX file, or it is truncated. Export it again."
+        )
+    return model
+
+
+def parse_onnx(library: Library, network: Any, path: str | Path) -> Any:
+    """Parse into `network`.
+
+    Returns:
+        The parser; it owns the weights, so it must live as long as the network is built from.
+
+    Raises:
+        EngineError: TensorRT refuses the file; one line for each error with node, operator and advice.
+    """
+    parser = library.trt.OnnxParser(network, library.log.trt_logger)
+    if not parser.parse_from_file(str(path)):
+        errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        lines = [_describe(error) for error in errors] or ["the parser gave no reason"]
+        raise EngineError(f"{library.name} {library.version} cannot parse '{path}':\n" + "\n".join(lines))
+    return parser
+
+
+def _describe(error: Any) -> str:
+    where = f"node '{error.node_name()}' ({error.node_operator()})" if error.node_name() else "the file"
+    text = error.desc().strip().rstrip(".")
+    advice = advice_for(error.node_operator(), text)
+    return f"- {where}: {text}." + (f" {advice}" if advice else "")
+
+
+def network_inputs(network: Any) -> list[NetworkInput]:
+    """Inputs of a parsed network, in order."""
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    return [NetworkInput(t.name, tuple(t.shape), bool(t.is_shape_tensor)) for t in tensors]

@@ -1,0 +1,207 @@
+"""What cannot be traced, and forwards that are hard to edit."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import placement_networks as net
+import pytest
+import torch
+from placement_validator import calibrated, quantized_edges
+from torch import Tensor, nn
+from torch import add as sum_of
+
+import qat
+from qat.placement import prepare
+
+X = net.image()
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.positive, self.negative = (nn.Conv2d(net.C, net.C, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return (self.positive(y) if x.mean() > 10 else self.negative(y)) + x
+
+
+def test_data_dependent_control_flow_is_placed_by_module_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = prepare(Branching(), X)
+    assert model.first._input_quantizer is model._add_quantizer
+    assert hasattr(model.positive, "_weight_quantizer")
+    note = qat.summary(model).notes[""]
+    assert "decides by values in tensors" in note
+    assert note in caplog.text
+    assert "untraced" in str(qat.summary(model))
+    qat.calibrate(model, [X, X + 100], progress=False)
+    assert not torch.equal(model(X + 100), model(X))
+
+
+class Auxiliary(net.Basic):
+    def __init__(self) -> None:
+        super().__init__()
+        self.auxiliary = nn.Linear(net.C, 32)
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return (y, self.auxiliary(y.mean((2, 3)))) if self.training else y
+
+
+def test_training_only_branch_stays_float_and_alive() -> None:
+    model = calibrated(prepare(Auxiliary(), X), (X,))
+    assert "evaluation mode" in qat.summary(model).left_float["auxiliary"]
+    assert len(model.train()(X)) == 2
+
+
+class Compiled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(net.C, net.C, 3)
+        self.opaque = torch.jit.script(nn.Sequential(nn.Conv2d(net.C, net.C, 1), nn.ReLU()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.opaque(self.body(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_part_is_named() -> None:
+    model = prepare(Compiled(), X)
+    assert "TorchScript" in qat.summary(model).notes["opaque"]
+    assert [n for n, _ in qat.named_quantizers(model)] == ["body._input_quantizer", "body._weight_quantizer"]
+
+
+def test_model_that_breaks_under_tracing_is_converted_by_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.overrides import _get_current_function_mode_stack
+
+    class Picky(net.Basic):
+        def forward(self, x: Tensor) -> Tensor:
+            if _get_current_function_mode_stack():
+                raise RuntimeError("no modes please")
+            return super().forward(x)
+
+    model = calibrated(prepare(Picky(), X), (X,))
+    assert "cannot be traced" in qat.summary(model).notes[""]
+    assert not hasattr(model, "_add_quantizer")
+
+
+def decorated(function: Any) -> Any:
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+class Hard(nn.Module):
+    """Residual adds in every form that an edit of the source must recognise or refuse."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.conv = form, nn.Conv2d(net.C, net.C, 3, padding=1)
+        self.__hidden = 1.0
+
+    @decorated
+    def decorated_add(self, y: Tensor, x: Tensor) -> Tensor:
+        return y + x
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: PLR0911
+        y = self.conv(x) * self.__hidden
+        if self.form == "keyword":
+            return torch.add(input=y, other=x)
+        if self.form == "method":
+            return y.add(x)
+        if self.form == "in_place":
+            return y.add_(x)
+        if self.form == "comprehension":
+            return [y + z for z in (x,)][0]  # noqa: RUF015
+        if self.form == "nested":
+            return torch.relu(torch.relu(y) + (x + 0.0))
+        if self.form == "identity_in_place":
+            x = x.clone()
+            x += y
+            return x
+        if self.form == "alias":
+            return sum_of(y, x)
+        if self.form == "starred":
+            return torch.add(*(y, x))
+        if self.form == "sum":
+            return sum([y, x])
+        return self.decorated_add(y, x)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["keyword", "method", "in_place", "comprehension", "nested"])
+def test_edited_forms(form: str) -> None:
+    model = Hard(form).eval()
+    expected = model(X)
+    edges = quantized_edges(calibrated(prepare(model, X), (X,)), (X,))
+    assert "add" in [user for users in edges.values() for user in users]
+    qat.set_quantizer_state(model, qat.QuantizerState.PASSTHROUGH)
+    assert torch.equal(model(X), expected)
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [
+        ("identity_in_place", "changes that tensor in place"),
+        ("alias", "does not call 'add' by that name"),
+        ("starred", "as a starred list"),
+        ("sum", "by that name"),
+        ("decorated", "whose source is not at hand"),
+    ],
+)
+def test_refused_forms_stay_float_with_the_reason(form: str, reason: str) -> None:
+    model = Hard(form).eval()
+    expected = model(X)
+    calibrated(prepare(model, X), (X,))
+    assert any(reason in text for text in qat.summary(model).left_float.values())
+    qat.set_quantizer_state(model, qat.QuantizerState.PASSTHROUGH)
+    assert torch.equal(model(X), expected)
+
+
+class Looped(nn.Module):
+    """One expression on several tensors: one quantizer for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(net.C, net.C, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(torch.relu(x)) + x
+        return x
+
+
+def test_expression_in_a_loop_has_one_quantizer() -> None:
+    model = calibrated(prepare(Looped(), X), (X,))
+    edges = quantized_edges(model, (X,))
+    assert edges["_add_quantizer"] == ["add"] * 3
+    assert len([row for row in qat.summary(model).quantizers if "_add" in row.name]) == 1
+
+
+def test_pickle_refuses_another_source() -> None:
+    from qat.errors import ConfigError
+    from qat.placement.rewriting import _new_edited
+
+    model = prepare(net.Downsample(), X)
+    new, (base, edits, _), _ = model.__reduce_ex__(2)
+    assert new is _new_edited
+    with pytest.raises(ConfigError, match="the source of Downsample has changed"):
+        _new_edited(base, edits, "other")
+
+
+class Accumulating(Looped):
+    """The first time around, the expression adds to a number, which no quantizer takes."""
+
+    def forward(self, x: Tensor) -> Any:
+        total: Any = 0
+        for conv in self.convs:
+            total = total + conv(x)
+        return total
+
+
+def test_expression_that_is_not_always_on_tensors_stays_float() -> None:
+    model = calibrated(prepare(Accumulating(), X), (X,))
+    assert "differently" in qat.summary(model).left_float["add"]

@@ -25,10 +25,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sweep_list import SIZES, TIMM
-
 from _common import run_main
 from qat.files import write_json
+from sweep_list import SIZES, TIMM
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "sweep.json"
 

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from qat import __version__
 from qat.errors import ExportError
 from qat.files import atomic_write
 from qat.onnx.binding import AMAX_SUFFIX, bind_sites
@@ -228,7 +228,7 @@ def _facts(
     present: Sequence[str], opset: int, int8_weights: bool, metadata: Mapping[str, str] | None
 ) -> dict[str, str]:
     facts = {
-        "qat.version": version("qat"),
+        "qat.version": __version__,
         "qat.torch_version": torch.__version__,
         "qat.quantizers": str(len({prefix.partition("/")[0] for prefix in present})),
         "qat.opset": str(opset),
@@ -253,7 +253,7 @@ def _finish(model: Any, opset: int, output_names: Sequence[str] | None, facts: M
         raise ExportError(f"output_names has {len(output_names)} names; the model returns {count} tensors.")
     name_outputs(model, output_names)
     name_nodes(model)
-    describe(model, facts, version("qat"))
+    describe(model, facts, __version__)
     proto = ir.to_proto(model)
     return downgrade(proto, opset) if opset < TORCH_MIN_OPSET else proto
 

@@ -177,7 +177,7 @@ def _attention_size(length: int, width: int) -> str:
 
 
 def residual_add(node: Node, placement: Placement) -> Decision | None:
-    """Quantize the identity, the operand with fewer weighted operations behind it; TensorRT fuses the other's layer."""
+    """Quantize the identity; TensorRT adds the other operand inside the layer that computes it."""
     if len(node.inputs) != 2:
         return None
     first, second = node.inputs
@@ -191,6 +191,10 @@ def residual_add(node: Node, placement: Placement) -> Decision | None:
 
 
 def _identity(first: Value, second: Value, placement: Placement) -> int:
+    """The operand that no layer can take into its kernel; of two such the one with fewer layers behind it."""
+    fusible = [placement.from_layer(value) for value in (first, second)]
+    if fusible[0] != fusible[1]:
+        return fusible.index(False)
     if first.depth != second.depth:
         return 0 if first.depth < second.depth else 1
     return 0 if not placement.from_int8(first) else 1

@@ -39,12 +39,12 @@ def decide(
     weighted = [node for node in graph.nodes if node.weighted]
     for node in weighted:
         _decide(node, placement, rules, include, exclude)
-    _quantize_contexts(weighted, placement)
     _agree(weighted, placement)
     others = [node for node in reversed(graph.nodes) if not node.weighted]
     for node in others:
         _decide(node, placement, rules, None, exclude)
     _agree(others, placement)
+    _quantize_contexts(weighted, placement)
     return placement
 
 

@@ -258,3 +258,16 @@ class Functional(nn.Module):
 
 def image(channels: int = C, size: int = 12) -> Tensor:
     return torch.randn(2, channels, size, size)
+
+
+class LocalAttention(nn.Module):
+    """EfficientFormer's: the context is added to a convolution of the values, which is the branch to leave alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.local = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        context = F.scaled_dot_product_attention(q, k, v)
+        return F.gelu(context + self.local(v))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from placement_validator import calibrated
 from torch import Tensor, nn
 
 import qat
+from placement_validator import calibrated
 from qat.placement import prepare
 from qat.placement.attention import QuantAttention, QuantMultiheadAttention
 

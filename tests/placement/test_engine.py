@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import placement_networks as net
 import pytest
 import torch
-from placement_validator import calibrated
 from torch import nn
 
+import placement_networks as net
 import qat
+from placement_validator import calibrated
 from qat.placement import prepare
 
 pytest.importorskip("tensorrt_rtx", reason="builds an engine; install qat[tensorrt-rtx]")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-import placement_networks as net
 import pytest
 import torch
-from placement_validator import calibrated, quantized_edges
 from torch import Tensor, nn
 from torch import add as sum_of
 
+import placement_networks as net
 import qat
+from placement_validator import calibrated, quantized_edges
 from qat.placement import prepare
 
 X = net.image()

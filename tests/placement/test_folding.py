@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import placement_networks as net
 import pytest
 import torch
-from placement_validator import calibrated
 from torch import Tensor, nn
 
+import placement_networks as net
 import qat
+from placement_validator import calibrated
 from qat.placement import fold_batch_norm_, prepare
 
 

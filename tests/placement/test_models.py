@@ -90,8 +90,9 @@ def test_prepared_model_exports_and_matches_onnxruntime(name: str, tmp_path: Pat
 
 def test_data_parallel_training_step(tmp_path: Path) -> None:
     """Shared quantizers are registered twice; DistributedDataParallel must take that."""
-    import placement_networks as net
     from torch import distributed
+
+    import placement_networks as net
 
     distributed.init_process_group("gloo", f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import placement_networks as net
 import pytest
 import torch
-from placement_validator import calibrated, quantized_edges
 from torch import nn
 
+import placement_networks as net
 import qat
+from placement_validator import calibrated, quantized_edges
 from qat.placement import prepare
 
 TOKENS = torch.randn(2, 20, 32)
@@ -137,6 +137,20 @@ POOL: dict[str, tuple[Any, Any, dict[str, str], set[str]]] = {
             "fc2._input_quantizer": "linear",
             "_add_quantizer": "add",
             "_add_quantizer_2": "add",
+        },
+        set(),
+    ),
+    "local_attention": (
+        net.LocalAttention,
+        TOKENS,
+        {
+            "qkv._input_quantizer": "linear",
+            "_attention._query_quantizer": "matmul",
+            "_attention._key_quantizer": "transpose",
+            "_attention._softmax_quantizer": "matmul",
+            "_attention._value_quantizer": "matmul",
+            "local._input_quantizer": "linear",
+            "_add_quantizer": "add",
         },
         set(),
     ),

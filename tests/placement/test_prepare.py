@@ -7,13 +7,13 @@ import json
 import pickle
 from typing import Any
 
-import placement_networks as net
 import pytest
 import torch
-from placement_validator import calibrated, quantized_edges
 from torch import nn
 
+import placement_networks as net
 import qat
+from placement_validator import calibrated, quantized_edges
 from qat.errors import ConfigError
 from qat.placement import DEFAULT_RULES, QUANTIZE, Rule, leave_float, prepare, replaced, without
 

@@ -28,6 +28,7 @@ from qat.summary import Summary, summary
 
 if TYPE_CHECKING:
     from qat.onnx import check_parity, export
+    from qat.placement import fold_batch_norm_, prepare
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,9 +47,11 @@ __all__ = [
     "compute_amax",
     "export",
     "fake_quantize",
+    "fold_batch_norm_",
     "name_quantizers",
     "named_quantizers",
     "nn",
+    "prepare",
     "quant_modules",
     "quantize_",
     "set_quantizer_state",
@@ -56,13 +59,18 @@ __all__ = [
     "use_histograms",
 ]
 
-_LAZY = {"export": "qat.onnx", "check_parity": "qat.onnx"}
+_LAZY = {
+    "check_parity": "qat.onnx",
+    "export": "qat.onnx",
+    "fold_batch_norm_": "qat.placement",
+    "prepare": "qat.placement",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs onnx, accelerate or tensorrt only when it is used."""
+    """Import the parts that not every user needs, and what they depend on, when they are first used."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in ("onnx", "runtime", "tensorrt", "training", "report"):
+    if name in ("onnx", "placement", "report", "runtime", "tensorrt", "training"):
         return importlib.import_module(f"qat.{name}")
     raise AttributeError(f"module 'qat' has no attribute {name!r}")

@@ -1,6 +1,8 @@
 # make demo: environment, then the whole walk on data that comes with the dependencies.
 # make test: environment, then linting, types and tests.
 PYTHON ?= python3
+# Where a GPU runs TensorRT proper: make demo EXTRAS=dev,tensorrt
+EXTRAS ?= dev,tensorrt-rtx
 VENV := .venv
 RUN := $(VENV)/bin/python
 
@@ -8,7 +10,7 @@ RUN := $(VENV)/bin/python
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(VENV)/.ready

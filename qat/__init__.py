@@ -1,6 +1,6 @@
 """Quantization-aware training for PyTorch models that run in INT8 on TensorRT.
 
-qat.quantize_(model)                               # layers become fake-quantized, in place
+model = qat.prepare(model, example_inputs)         # quantizers where TensorRT wants them, in place
 qat.calibrate(model, batches, method="entropy")    # amax of every quantizer: the PTQ model
 ...                                                # your training loop, or qat.training.fine_tune: the QAT model
 qat.export(model, example_inputs, "model.onnx")    # Q/DQ file for TensorRT
@@ -28,7 +28,8 @@ from qat.summary import Summary, summary
 
 if TYPE_CHECKING:
     from qat.onnx import check_parity, export
-    from qat.placement import fold_batch_norm_, prepare
+    from qat.placement.folding import fold_batch_norm_
+    from qat.placement.prepare import prepare
 
 __version__ = "0.1.0"
 __all__ = [

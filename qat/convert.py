@@ -62,7 +62,8 @@ def quantize_(
             one scale per tensor whatever its axis, since TensorRT runs their per-channel form in float.
 
     Returns:
-        Names converted and names left float; the reasons are kept for `qat.summary` too.
+        Names converted and names left float; the reasons are kept for `qat.summary` too. Reasons of an earlier call,
+        or of `qat.prepare`, stay where this one selects nothing.
 
     Raises:
         ConfigError: a name glob matches no layer (exactly spelled names only), or nothing was converted.
@@ -80,7 +81,7 @@ def quantize_(
         selected = match_selector(chosen, name, module)
         if selected is None:
             if isinstance(module, WEIGHTED):
-                left_float[name] = "not selected"
+                left_float[name] = getattr(module, "_qat_float_reason", "") or "not selected"
             continue
         if quant_class_for(module) is None:
             continue
@@ -95,8 +96,9 @@ def quantize_(
         raise ConfigError(
             f"no layer of {type(model).__name__} was converted. Left float: {left_float or 'none known'}."
         )
-    for name, module in model.named_modules():
-        module._qat_float_reason = left_float.get(name, "")
+    for name in (*converted, *left_float):
+        vars(model.get_submodule(name))["_qat_float_reason"] = left_float.get(name, "")
+    close_fast_paths(module for module in model.modules() if any(map(_is_quantized, module.modules())))
     name_quantizers(model)
     return ConversionReport(tuple(converted), left_float)
 
@@ -117,6 +119,19 @@ def convert_layer(
     ):
         weight_desc = replace(weight_desc, axis=None)
     quant_class.convert_(module, input_desc, weight_desc, device)
+
+
+def close_fast_paths(modules: Iterable[nn.Module]) -> None:
+    """Let torch's transformer encoders call their submodules, in evaluation too.
+
+    The fused path of nn.TransformerEncoderLayer reads the layers' weights past their quantizers. nn.TransformerEncoder
+    packs padded batches into nested tensors for it, which the quantizers cannot take.
+    """
+    for module in modules:
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
 
 
 def _is_quantized(module: nn.Module) -> bool:

@@ -20,7 +20,9 @@ from qat.descriptor import QUANT_DESC_8BIT_WEIGHT_PER_TENSOR
 from qat.distributed import rank, world_size
 from qat.errors import ConfigError
 from qat.files import atomic_write
+from qat.runtime.runner import Runner
 from qat.training import TrainConfig, TrainResult, fine_tune, qat_epochs, supervised_loss
+from qat.training.accelerated import make_accelerator
 from recipes.config import RunConfig, to_plain
 from recipes.data import ImageData, Loader, load_data
 from recipes.models import build_model, load_weights, read_checkpoint
@@ -34,6 +36,7 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda but torch sees no GPU. Use device=cpu, or install a CUDA build of torch.")
     if name == "cpu" or not torch.cuda.is_available():
+        os.environ["ACCELERATE_USE_CPU"] = "true"
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
@@ -87,9 +90,11 @@ class Classification:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = pick_device(config.device)
+        # Joins the other processes of torchrun: the loaders below give each rank its share.
+        make_accelerator("no")
         self.data: ImageData = load_data(config.data, config.seed, self.device)
         self.loss = supervised_loss(classification_loss(config.label_smoothing))
-        self.main = rank() == 0 and int(os.environ.get("RANK", "0")) == 0
+        self.main = rank() == 0
         plain = to_plain(config)
         self._float_settings = {k: plain[k] for k in ("seed", "label_smoothing", "model", "data", "float_train")}
         for key in ("workers", "eval_batch_size", "dir"):
@@ -121,21 +126,33 @@ class Classification:
         """Train with the order, the augmentation and the dropout of `train.seed`."""
         return fine_tune(model, self.data.train(train.seed), self.loss, self.evaluate, train, folder)
 
-    def quantize(self, model: nn.Module) -> qat.ConversionReport:
-        """Convert the layers that the configuration chooses, in place."""
+    def quantize(self, model: nn.Module) -> dict[str, str]:
+        """Insert the quantizers that the configuration chooses, in place; returns what stays float, and why."""
         quant = self.config.quant
         weights = None if quant.per_channel else QUANT_DESC_8BIT_WEIGHT_PER_TENSOR
-        return qat.quantize_(model, include=quant.include or None, exclude=quant.exclude, weight_desc=weights)
+        include = quant.include or None
+        if quant.placement == "modules":
+            qat.quantize_(model, include=include, exclude=quant.exclude, weight_desc=weights)
+        else:
+            example = self.example_input().to(next(model.parameters()).device)
+            qat.prepare(model, example, include=include, exclude=quant.exclude, weight_desc=weights)
+        return qat.summary(model).left_float
 
     def calibrate(self, model: nn.Module) -> list[MethodResult]:
-        """Collect once, compute and evaluate each method, leave the best loaded; saves ptq/model.pt."""
+        """Collect once, compute and evaluate each method, leave the best loaded; saves ptq/model.pt and each method."""
         quant = self.config.quant
         if quant.calibrator == "histogram":
             use_histograms(model)
         batches = -(-quant.batches // world_size())
         collect_stats(model, self.data.calibration, num_batches=batches, progress=self.main)
         methods = quant.all_methods()
-        results = compare_methods(model, self.evaluate, "top1", methods, quant.unseen)
+        current = iter(methods)
+
+        def keep_and_evaluate(calibrated: nn.Module) -> Metrics:
+            self.save(calibrated, self.config.ptq_file(next(current)))
+            return self.evaluate(calibrated)
+
+        results = compare_methods(model, keep_and_evaluate, "top1", methods, quant.unseen)
         self.save(model, self.config.folder / "ptq" / "model.pt")
         return results
 
@@ -156,6 +173,21 @@ class Classification:
         if self.main:
             with atomic_write(path) as temporary:
                 torch.save(model.state_dict(), temporary)
+
+    def load_float(self) -> nn.Module:
+        """The float model as `float_model` left it, without training.
+
+        Raises:
+            ConfigError: it was not trained yet, or with other settings.
+        """
+        config, folder = self.config, self.config.folder / "float"
+        model = build_model(config.model, len(self.data.classes))
+        if config.model.weights is None and config.model.checkpoint is None:
+            if not (folder / "best.pt").exists():
+                raise ConfigError(f"there is no {folder / 'best.pt'}. Run scripts/qat_finetune.py first.")
+            claim(folder, self._float_settings, write=False)
+            load_weights(model, read_checkpoint(folder / "best.pt"), folder / "best.pt")
+        return model.to(self.device)
 
     def load_quantized(self, path: Path) -> nn.Module:
         """The quantized model with the weights and amax of a checkpoint from `calibrate` or `fine_tune`."""
@@ -193,9 +225,12 @@ class Classification:
         """Metrics of an ONNX file in ONNX Runtime on the CPU, run literally (reference settings)."""
         from qat.runtime import OnnxRuntimeRunner
 
-        runner = OnnxRuntimeRunner(path)
+        return self.evaluate_runner(OnnxRuntimeRunner(path), limit, progress)
+
+    def evaluate_runner(self, runner: Runner, limit: int | None = None, progress: bool = True) -> Metrics:
+        """Metrics of a model with one input and one output behind any runner, on the first `limit` images or all."""
         totals = torch.zeros(4, dtype=torch.float64)
-        for images, labels in tqdm(self.data.val, "evaluate ONNX", disable=not progress, leave=False):
+        for images, labels in tqdm(self.data.val, "evaluate", disable=not progress, leave=False):
             outputs = runner.run({runner.input_names[0]: images.float().cpu().numpy()})
             totals += batch_totals(torch.from_numpy(outputs[runner.output_names[0]]), labels.cpu())
             if limit is not None and totals[3] >= limit:

@@ -16,6 +16,7 @@ from qat.calibration import METHODS, parse_method
 from qat.errors import ConfigError
 from qat.training import TrainConfig
 
+DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 SHORT_NAMES = {
     "--calibrator": "--quant.calibrator",
     "--percentiles": "--quant.percentiles",
@@ -98,6 +99,8 @@ class QuantConfig:
         methods: methods compared on one collection; the best is where fine-tuning starts.
         percentiles: percentiles tried by the method "percentile".
         batches: calibration batches, from the training images.
+        placement: "traced" puts quantizers where TensorRT wants them, residual adds included (`qat.prepare`);
+            "modules" puts them at every convolution and linear layer (`qat.quantize_`).
         per_channel: one scale per output channel for weights, else one per tensor.
         include: name globs of the layers to quantize; empty for every convolution and linear layer.
         exclude: name globs of layers left float.
@@ -108,6 +111,7 @@ class QuantConfig:
     methods: tuple[str, ...] = METHODS
     percentiles: tuple[float, ...] = (99.99,)
     batches: int = 8
+    placement: Literal["traced", "modules"] = "traced"
     per_channel: bool = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -168,6 +172,25 @@ class ExportConfig:
 
 
 @dataclass(frozen=True)
+class TensorRTConfig:
+    """The engine at the end of a run.
+
+    Attributes:
+        build: "auto" builds where a TensorRT library is installed, "always" fails without one, "never" skips it.
+        library: "tensorrt" or "tensorrt_rtx"; null for the first installed.
+        remainder: type of everything that is not INT8.
+        compute_capability: what TensorRT for RTX builds for where this machine cannot run its engines.
+        min_int8: percent of the weighted operations that must run in INT8; null for no limit.
+    """
+
+    build: Literal["auto", "always", "never"] = "auto"
+    library: Literal["tensorrt", "tensorrt_rtx"] | None = None
+    remainder: Literal["fp16", "float32"] = "fp16"
+    compute_capability: str = "8.9"
+    min_int8: float | None = None
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A whole run.
 
@@ -187,11 +210,16 @@ class RunConfig:
     float_train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=30, lr=0.05, metric="top1"))
     qat: QatConfig = field(default_factory=QatConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    tensorrt: TensorRTConfig = field(default_factory=TensorRTConfig)
 
     @property
     def folder(self) -> Path:
         """The output folder."""
         return self.output_dir or Path("runs") / f"{self.data.name}_{self.model.name}"
+
+    def ptq_file(self, method: str) -> Path:
+        """Checkpoint of the model calibrated by one method."""
+        return self.folder / "ptq" / f"{method.replace('=', '-')}.pt"
 
 
 def build_parser(description: str) -> ArgumentParser:
@@ -204,11 +232,13 @@ def build_parser(description: str) -> ArgumentParser:
 
 
 def parse(parser: ArgumentParser, args: Sequence[str]) -> tuple[RunConfig, Namespace]:
-    """Parse and check; also the namespace, for what a script added to the parser.
+    """Parse and check; also the namespace, with what a script added. Without --config: configs/digits.yaml.
 
     Raises:
         ConfigError: unknown key (with the nearest known one), wrong type or value, unreadable file.
     """
+    if not any(arg.partition("=")[0] == "--config" for arg in args):
+        args = ["--config", str(DEFAULT_CONFIG), *args]
     spelled = []
     for arg in args:
         option, equals, value = arg.partition("=")

@@ -22,6 +22,11 @@ from recipes.config import DataConfig
 from recipes.memory import Augment, MemoryLoader
 
 
+def image_shape(config: DataConfig) -> tuple[int, int, int]:
+    """Channels, height and width of a network input."""
+    return (3, config.image_size, config.image_size)
+
+
 class Loader(Protocol):
     """Batches of (images, labels)."""
 

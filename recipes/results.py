@@ -65,11 +65,21 @@ def table(results: Results) -> str:
                 f"{mean(run['val_loss'] for run in runs):.4f}",
             ]
         )
+    columns = ["model", "top-1 %", "vs float", "top-5 %", "val loss"]
+    if "int8_layers" in results.get("tensorrt", {}):
+        columns.append("INT8 layers in TensorRT")
+        for line in lines:
+            line.append(_coverage(results) if line[0].startswith("ONNX") else "")
     config = results["config"]
     title = (
         f"{config['model']['name']} on {config['data']['name']}, {config['data']['image_size']} px, {results['device']}"
     )
-    return format_table(title, ("model", "top-1 %", "vs float", "top-5 %", "val loss"), lines)
+    return format_table(title, columns, lines)
+
+
+def _coverage(results: Results) -> str:
+    entry = results["tensorrt"]
+    return f"{entry['int8_layers']} of {entry['weighted_layers']} ({entry['int8_coverage_percent']:.1f} %)"
 
 
 def save(results: Results, folder: Path) -> Path:

@@ -3,6 +3,7 @@
     python scripts/qat_finetune.py --config configs/digits.yaml
     torchrun --nproc_per_node=2 scripts/qat_finetune.py --config configs/efficientnet.yaml --data-dir /data/imagenet
 
+Where a TensorRT library is installed it then builds the engine and counts the layers that run in INT8.
 Ends with one table, results.json and results.png in <output_dir>. Exit code 1 if the ONNX file is worse than the torch
 model by more than --threshold points. Run again after an interruption, it resumes.
 """
@@ -13,6 +14,7 @@ from _common import run_main
 from recipes import results as res
 from recipes.classification import Classification
 from recipes.config import build_parser, parse
+from recipes.engines import tensorrt_entry, tensorrt_line
 
 
 def main(args: list[str]) -> int:
@@ -22,8 +24,7 @@ def main(args: list[str]) -> int:
     model = run.float_model()
     results = res.start(config, str(run.device))
     results["float"] = run.evaluate(model)
-    report = run.quantize(model)
-    results["left_float"] = report.left_float
+    results["left_float"] = run.quantize(model)
     results["ptq"] = res.ptq_entries(run.calibrate(model))
     results["qat"] = []
     tuned = model
@@ -43,8 +44,10 @@ def _export_and_report(run: Classification, model: object, results: res.Results)
     exported = run.export(model, path)  # type: ignore[arg-type]
     metrics = run.evaluate_onnx(path, config.export.eval_images)
     results["onnx"] = {"seed": config.qat.seeds[0], "file": path.name, "metrics": metrics, "export": exported}
+    results["tensorrt"] = tensorrt_entry(config, path)
     saved = res.save(results, config.folder)
     print(res.table(results))
+    print(tensorrt_line(results["tensorrt"]))
     print(f"results: {saved}\nONNX file: {path}")
     loss = results["qat"][0]["metrics"]["top1"] - metrics["top1"]
     if config.export.eval_images is None and loss > config.export.threshold:

@@ -21,7 +21,8 @@ TIMM = tuple(_NAMES.split())
 SIZES = {
     "torchvision/inception_v3": 96,
     "torchvision/googlenet": 96,
-    "torchvision/vit_*": 224,
+    "torchvision/vit_h_14": 112,
+    "torchvision/vit_*": 128,
     "torchvision/maxvit_t": 224,
     "torchvision/*_resnet*": 96,
     "timm/inception_v4": 128,
@@ -44,3 +45,19 @@ SIZES = {
     "timm/pvt*": 224,
 }
 """First match wins; networks with position embeddings or windows keep the size they were made for."""
+
+SLOW = (
+    "torchvision/efficientnet_b[4567]",
+    "torchvision/efficientnet_v2_[ml]",
+    "torchvision/densenet201",
+    "torchvision/vgg*",
+    "torchvision/wide_resnet101_2",
+    "torchvision/resnext101*",
+    "torchvision/swin*_b",
+    "torchvision/convnext_large",
+    "torchvision/regnet_?_32gf",
+    "torchvision/vit_l_*",
+    "torchvision/vit_h_14",
+    "torchvision/regnet_y_128gf",
+)
+"""Run after the others, in this order: many layers or more than 90 million parameters."""

@@ -3,7 +3,7 @@
 
     python scripts/sweep_models.py                          # all; a second run continues where the first one ended
     python scripts/sweep_models.py --only 'torchvision/resnet*' timm/convnext_atto
-    python scripts/sweep_models.py --retry                  # again those that failed
+    python scripts/sweep_models.py --retry --jobs 2         # again those that failed, two at a time
 
 Each network has its own process and a time limit, and after each the table in results/sweep.json is written anew. A row
 holds what is quantized, what is float by reason, the comparison with ONNX Runtime, the linter's findings, and for
@@ -22,13 +22,15 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from _common import run_main
 from qat.files import write_json
-from sweep_list import SIZES, TIMM
+from sweep_list import SIZES, SLOW, TIMM
 
+NOT_RUN: dict[str, Any] = {"passed": False, "stage": "not run", "cause": "not run for lack of time"}
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "sweep.json"
 
 
@@ -39,6 +41,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="table to write and to continue")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="SECONDS", help="limit for one network")
     parser.add_argument("--retry", action="store_true", help="run networks again that failed before")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="networks at a time")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(args)
     if options.one:
@@ -46,25 +49,40 @@ def main(args: list[str]) -> int:
         return 0
     rows = json.loads(options.results.read_text())["networks"] if options.results.exists() else {}
     chosen = [name for name in all_names() if any(fnmatch.fnmatchcase(name, glob) for glob in options.only)]
-    for name in chosen:
-        if name in rows and (rows[name]["passed"] or not options.retry):
-            continue
-        rows[name] = in_own_process(name, options.timeout)
-        print(f"{name:45} {'passed' if rows[name]['passed'] else rows[name]['cause'][:150]}", flush=True)
-        write_json(options.results, {"environment": environment(), "networks": dict(sorted(rows.items()))})
+    due = [name for name in chosen if not settled(rows.get(name, NOT_RUN), options.retry)]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = {pool.submit(in_own_process, name, options.timeout): name for name in due}
+        for done in as_completed(running):
+            name = running[done]
+            rows[name] = done.result()
+            print(f"{name:45} {'passed' if rows[name]['passed'] else rows[name]['cause'][:150]}", flush=True)
+            write_json(options.results, table(rows))
+    write_json(options.results, table(rows))
     failed = [name for name in chosen if not rows[name]["passed"]]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} passed; the table is in {options.results}")
     return 1 if failed else 0
 
 
+def settled(row: dict[str, Any], retry: bool) -> bool:
+    """Whether a network need not run (again)."""
+    return bool(row["passed"]) or (row["stage"] != "not run" and not retry)
+
+
+def table(rows: dict[str, Any]) -> dict[str, Any]:
+    """The file's content: counts, versions, and a row for every network of the list, run or not."""
+    networks = {name: rows.get(name, NOT_RUN) for name in sorted({*all_names(), *rows})}
+    stages = Counter("passed" if row["passed"] else row["stage"] for row in networks.values())
+    return {"counts": dict(stages.most_common()), "environment": environment(), "networks": networks}
+
+
 def all_names() -> list[str]:
-    """torchvision's classification and segmentation networks, then the chosen ones of timm."""
+    """torchvision's classification and segmentation networks, then the chosen ones of timm; the slow ones last."""
     import torchvision
 
     modules = (torchvision.models, torchvision.models.segmentation)
-    return [f"torchvision/{name}" for m in modules for name in torchvision.models.list_models(m)] + [
-        f"timm/{name}" for name in TIMM
-    ]
+    names = [f"torchvision/{name}" for m in modules for name in torchvision.models.list_models(m)]
+    names += [f"timm/{name}" for name in TIMM]
+    return sorted(names, key=lambda name: next((n for n, glob in enumerate(SLOW, 1) if fnmatch.fnmatch(name, glob)), 0))
 
 
 def environment() -> dict[str, str]:
@@ -116,7 +134,7 @@ def build(state: dict[str, Any]) -> None:
     torch.manual_seed(0)
     library, _, name = state["name"].partition("/")
     size = next((s for glob, s in SIZES.items() if fnmatch.fnmatchcase(state["name"], glob)), 64)
-    model = _torchvision(name) if library == "torchvision" else _timm(name, size)
+    model = _torchvision(name, size) if library == "torchvision" else _timm(name, size)
     state["model"] = model.eval()
     channels = 3
     state["batches"] = [torch.randn(2, channels, size, size) for _ in range(2)]
@@ -124,13 +142,15 @@ def build(state: dict[str, Any]) -> None:
     state["row"]["parameters"] = sum(p.numel() for p in model.parameters())
 
 
-def _torchvision(name: str) -> Any:
+def _torchvision(name: str, size: int) -> Any:
     import torchvision
 
     segmentation = name in torchvision.models.list_models(torchvision.models.segmentation)
     options: dict[str, Any] = {"weights_backbone": None} if segmentation else {}
     if name in ("googlenet", "inception_v3"):
         options["init_weights"] = False
+    if name.startswith("vit_"):
+        options["image_size"] = size
     return torchvision.models.get_model(name, weights=None, **options)
 
 

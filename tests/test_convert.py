@@ -126,3 +126,35 @@ def test_swin_attention_is_left_float_with_the_reason() -> None:
     assert report.converted == ("0",)
     assert "ShiftedWindowAttention" in report.left_float["1.qkv"]
     qat.calibrate(net, [torch.randn(1, 4, 4, 8)], progress=False)
+
+
+def test_transformer_encoder_uses_its_quantizers_in_evaluation() -> None:
+    """Kind: layer never seen in calibration: torch's fused path for evaluation reads linear1's weight by itself."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    net = nn.TransformerEncoder(layer, 2).eval()
+    x, padding = torch.randn(2, 6, 16), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    with torch.no_grad():
+        report = qat.quantize_(net)
+        assert report.converted == tuple(f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2))
+        qat.calibrate(net, [{"src": x, "src_key_padding_mask": padding}], progress=False)
+        quantized = net(x, src_key_padding_mask=padding)
+        weights = net.layers[1].linear1._weight_quantizer
+        weights.amax = weights.amax / 50
+        assert not torch.equal(net(x, src_key_padding_mask=padding), quantized)
+
+
+def test_a_float_encoder_layer_keeps_its_fast_path() -> None:
+    net = nn.Sequential(nn.Linear(16, 16), nn.TransformerEncoderLayer(16, 2, 32, batch_first=True))
+    qat.quantize_(net, include="0")
+    assert net[1].activation_relu_or_gelu == 1
+
+
+def test_reasons_of_prepare_stay() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(32 * 16, 4))
+    qat.prepare(net, torch.randn(1, 3, 8, 8))
+    before = qat.summary(net).left_float
+    assert "logits" in before["4"]
+    qat.quantize_(net, include="2")
+    assert qat.summary(net).left_float == before
+    assert qat.quantize_(net, include="4").converted == ("4",)
+    assert "4" not in qat.summary(net).left_float

@@ -21,10 +21,12 @@ from qat.onnx.capture import evaluation_mode
 from qat.onnx.downgrade import downgrade
 from qat.onnx.inputs import as_call, batch_shapes, repeated, tensors_in
 from qat.onnx.lowering import lower_sites
+from qat.onnx.modelfile import opset_of
 from qat.onnx.naming import describe, name_nodes, name_outputs
 from qat.onnx.parity import compare
 from qat.onnx.report import ParityReport
 from qat.onnx.translation import DOMAIN, translation_table
+from qat.onnx.typing import to_fp16
 from qat.quantizer import QuantizerState, TensorQuantizer, named_quantizers
 
 MIN_OPSET = 13
@@ -32,6 +34,8 @@ TORCH_MIN_OPSET = 18
 """torch.onnx.export(dynamo=True) writes no older opset by itself; older ones are converted from this one."""
 MAX_BYTES = 2**31 - 1
 """Largest protobuf message."""
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""What `precision` may be, and the type of all that is not INT8 in such a file."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,19 @@ class ExportReport:
     Attributes:
         path: the file.
         opset: its ONNX opset.
+        precision: "fp32", "fp16" or "bf16", of all that is not INT8.
         size: bytes.
         quantized: quantizers in the file, in execution order.
         passthrough: quantizers left float, with the reason given when they were.
         unused: quantizers of layers that no output depends on; they are not in the file.
         input_names: graph inputs.
         output_names: graph outputs.
-        parity: comparison with torch, None where `verify=False`.
+        parity: comparison with torch, None where `verify=False`; of the float32 file, before it is typed.
     """
 
     path: Path
     opset: int
+    precision: str
     size: int
     quantized: tuple[str, ...]
     passthrough: Mapping[str, str]
@@ -67,6 +73,7 @@ def export(
     path: str | Path,
     *,
     opset: int = 21,
+    precision: str = "fp32",
     dynamic_batch: bool = True,
     dynamic_shapes: Any = None,
     int8_weights: bool = True,
@@ -87,6 +94,8 @@ def export(
         example_inputs: a tensor, positional arguments or a mapping of keyword arguments, on the model's device.
         path: file to write.
         opset: ONNX opset, 13 or newer. 13 to 17 are converted down from 18, the exporter's oldest.
+        precision: "fp32", "fp16" or "bf16": type of all that is not INT8, see `qat.onnx.to_fp16`. TensorRT runs a
+            float32 remainder in float32. Inputs, outputs and scales stay float32. "bf16" raises the opset to 22.
         dynamic_batch: dimension 0 of every input is dynamic.
         dynamic_shapes: as for torch.onnx.export, for other dynamic dimensions; replaces dynamic_batch.
         int8_weights: store weights as INT8 behind a DequantizeLinear; False keeps floats, with equal numbers.
@@ -99,10 +108,11 @@ def export(
         What was written.
 
     Raises:
-        ExportError: a quantizer is calibrating, uncalibrated or not 8 bit; the opset is refused; torch cannot
-            export the model; the file exceeds 2 GiB or differs from torch by more than rounding.
+        ExportError: a quantizer is calibrating, uncalibrated or not 8 bit; the opset or precision is refused; torch
+            cannot export the model; the file exceeds 2 GiB or differs from torch by more than rounding.
     """
     _check_opset(opset)
+    _check_precision(precision)
     aliases = _check_quantizers(model)
     if dynamic_shapes is None and dynamic_batch:
         dynamic_shapes = batch_shapes(example_inputs)
@@ -113,25 +123,29 @@ def export(
         sites = bind_sites(program.model, aliases)
         program.optimize()
         present = lower_sites(program.model, sites, int8_weights)
-        proto = _finish(program.model, opset, output_names, _facts(present, opset, int8_weights, metadata))
+        proto = _finish(program.model, opset, output_names, _facts(present, int8_weights, metadata))
         data = _checked_bytes(proto)
         batches = [example_inputs, repeated(example_inputs)] if dynamic_batch else [example_inputs]
         parity = _verified(model, data, batches) if verify else None
+    if precision != "fp32":
+        proto = to_fp16(data, dtype=PRECISIONS[precision]).model
+    data = _labelled(proto, precision)
     with atomic_write(path) as temporary:
         temporary.write_bytes(data)
     quantized = tuple(dict.fromkeys(sites[prefix].quantizer for prefix in present))
-    return _report(model, Path(path), proto, len(data), quantized, parity)
+    return _report(model, Path(path), proto, precision, quantized, parity)
 
 
 def _report(
-    model: nn.Module, path: Path, proto: Any, size: int, quantized: tuple[str, ...], parity: ParityReport | None
+    model: nn.Module, path: Path, proto: Any, precision: str, quantized: tuple[str, ...], parity: ParityReport | None
 ) -> ExportReport:
     states = {name: quantizer.state for name, quantizer in named_quantizers(model)}
     reasons = {name: quantizer.reason for name, quantizer in named_quantizers(model)}
     return ExportReport(
         path=path,
-        opset=max(entry.version for entry in proto.opset_import if not entry.domain),
-        size=size,
+        opset=opset_of(proto),
+        precision=precision,
+        size=path.stat().st_size,
         quantized=quantized,
         passthrough={n: reasons[n] for n, state in states.items() if state is QuantizerState.PASSTHROUGH},
         unused=tuple(n for n, s in states.items() if s is QuantizerState.QUANTIZING and n not in quantized),
@@ -153,6 +167,11 @@ def _check_opset(opset: int) -> None:
         raise ExportError(
             f"opset={opset} is newer than the installed onnx package knows ({onnx_opset_version()}). Use opset=21."
         )
+
+
+def _check_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise ExportError(f"precision={precision!r} is unknown. Use one of {', '.join(map(repr, PRECISIONS))}.")
 
 
 def _check_quantizers(model: nn.Module) -> dict[str, str]:
@@ -224,17 +243,14 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _facts(
-    present: Sequence[str], opset: int, int8_weights: bool, metadata: Mapping[str, str] | None
-) -> dict[str, str]:
+def _facts(present: Sequence[str], int8_weights: bool, metadata: Mapping[str, str] | None) -> dict[str, str]:
     facts = {
         "qat.version": __version__,
         "qat.torch_version": torch.__version__,
         "qat.quantizers": str(len({prefix.partition("/")[0] for prefix in present})),
-        "qat.opset": str(opset),
         "qat.weights": "int8" if int8_weights else "float32",
     }
-    clash = sorted(set(facts) & set(metadata or {}))
+    clash = sorted({*facts, "qat.opset", "qat.precision"} & set(metadata or {}))
     if clash:
         raise ExportError(f"metadata keys {', '.join(clash)} are written by the exporter. Use other names.")
     return {**facts, **{key: str(value) for key, value in (metadata or {}).items()}}
@@ -271,6 +287,15 @@ def _checked_bytes(proto: Any) -> bytes:
         onnx.checker.check_model(proto, full_check=True)
     except Exception as error:
         raise ExportError(f"the exported file does not pass onnx.checker: {error}") from error
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _labelled(proto: Any, precision: str) -> bytes:
+    """The file with what is known of it at the end: its opset, which bfloat16 may have raised, and its precision."""
+    from onnx import helper
+
+    known = {entry.key: entry.value for entry in proto.metadata_props}
+    helper.set_model_props(proto, {**known, "qat.opset": str(opset_of(proto)), "qat.precision": precision})
     return bytes(proto.SerializeToString(deterministic=True))
 
 

@@ -7,16 +7,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_QUANTIZER = "TensorQuantizer"
 
 
 def _module_path(node: Any) -> str:
-    """Module path in which torch recorded the operation, or `model` for the outermost one."""
-    try:
-        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
-    except (SyntaxError, ValueError):
-        scopes = []
-    path = str(scopes[-2]) if len(scopes) > 1 else ""
+    """Module path in which torch recorded the operation, or `model` for the outermost one.
+
+    Torch sometimes records the reshape or transposition in front of a quantizer in the quantizer's own scope; such
+    a node belongs to the module around it, since `<quantizer>/<operator>` names what quantizes.
+    """
+    scopes, classes = (_listed(node, key) for key in (_SCOPES, _CLASSES))
+    inside = {index for index, kind in enumerate(classes) if str(kind).endswith(_QUANTIZER)}
+    paths = [scope for index, scope in enumerate(scopes[:-1]) if index not in inside]
+    path = str(paths[-1]) if paths else ""
     return path or "model"
+
+
+def _listed(node: Any, key: str) -> list[Any]:
+    try:
+        return list(ast.literal_eval(node.metadata_props.get(key, "[]")))
+    except (SyntaxError, ValueError):
+        return []
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-_SITE = re.compile(r"(?P<quantizer>[^/]+)(/call(?P<call>\d+))?(/perm_(?P<perm>[\d_]+))?/\w+")
+_SITE = re.compile(
+    r"(?P<quantizer>[^/]+)(/call(?P<call>\d+))?(/perm_(?P<perm>[\d_]+))?/(Max|QuantizeLinear|DequantizeLinear)(_\d+)?"
+)
+"""Names of the nodes that `lowering` and `weights` write for a quantizer; others may carry its name as a scope."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from qat.convert import convert_layer, quantize_
+from qat.convert import close_fast_paths, convert_layer, quantize_
 from qat.descriptor import QuantDescriptor
 from qat.errors import ConfigError
 from qat.nn import conversion_obstacle
@@ -67,7 +67,7 @@ def prepare(
     """
     if any(True for _ in named_quantizers(model)):
         raise ConfigError("the model has quantizers already. Call qat.prepare on the float model, once.")
-    _close_fast_paths(model)
+    close_fast_paths(model.modules())
     chosen = None if include is None else as_selectors(include)
     refused = as_selectors(exclude)
     try:
@@ -93,13 +93,6 @@ def prepare(
         )
     _set_notes(model, notes)
     return model
-
-
-def _close_fast_paths(model: nn.Module) -> None:
-    """Let nn.TransformerEncoderLayer call its submodules; its fused path reads their weights past the quantizers."""
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0
 
 
 def _label(graph: Graph) -> None:

@@ -7,12 +7,15 @@ import onnx
 import pytest
 import torch
 from onnx_models import Recurrent, Residual, Tokens, Upsample, calibrated, initializers, inputs_for, ops, quantizer
-from torch import nn
+from torch import Tensor, nn
 
 from qat import nn as qnn
 from qat.descriptor import QuantDescriptor
 from qat.errors import ExportError
 from qat.onnx import check_parity, export
+from qat.onnx.lint import Severity, lint
+from qat.onnx.naming import name_nodes
+from qat.onnx.segments import find_sites
 from qat.quantizer import AmaxMode, QuantizerState, named_quantizers
 from qat.runtime import OnnxRuntimeRunner
 
@@ -274,3 +277,72 @@ def test_a_weight_with_several_uses_is_stored_once_a_layout(tmp_path: Path) -> N
     stored = {name: array for name, array in initializers(report.path).items() if "_int8" in name}
     assert set(stored) == {"fc.weight_int8", "fc.weight_transposed_int8", "fc.weight_transposed_int8_1"}
     np.testing.assert_array_equal(stored["fc.weight_int8"].T, stored["fc.weight_transposed_int8"])
+
+
+def test_precision_types_everything_that_is_not_int8(tmp_path: Path) -> None:
+    """Kind: FP16 remainder (TensorRT#3219): checked, run and linted, with the float file's scales."""
+    model = calibrated(Residual())
+    x = inputs_for(model)
+    real = export(model, x, tmp_path / "real.onnx")
+    half = export(model, x, tmp_path / "half.onnx", precision="fp16")
+    proto = onnx.load(half.path)
+    onnx.checker.check_model(proto, full_check=True)
+    assert not lint(half.path).at_least(Severity.WARNING)
+    assert half.precision == "fp16" and half.parity == real.parity and half.size == half.path.stat().st_size
+    facts = {entry.key: entry.value for entry in proto.metadata_props}
+    assert facts["qat.precision"] == "fp16" and facts["qat.opset"] == "21" and facts["qat.weights"] == "int8"
+    stored, expected = initializers(half.path), initializers(real.path)
+    for name in (name for name in expected if name.endswith(".scale")):
+        assert stored[name].dtype == np.float32
+        np.testing.assert_array_equal(stored[name], expected[name])
+    assert stored["fc.bias_float16"].dtype == np.float16 and "fc.bias" not in stored
+    results = [OnnxRuntimeRunner(r.path).run({"x": x.numpy()})["output"] for r in (real, half)]
+    np.testing.assert_allclose(results[1], results[0], atol=0.03 * np.abs(results[0]).max())
+    assert results[1].dtype == np.float32
+
+
+def test_bfloat16_raises_the_opset_and_says_so(tmp_path: Path) -> None:
+    model = calibrated(Residual())
+    report = export(model, inputs_for(model), tmp_path / "m.onnx", precision="bf16")
+    proto = onnx.load(report.path)
+    facts = {entry.key: entry.value for entry in proto.metadata_props}
+    assert report.opset == 22 and facts["qat.opset"] == "22" and facts["qat.precision"] == "bf16"
+    with pytest.raises(ExportError, match="'fp8' is unknown"):
+        export(model, inputs_for(model), tmp_path / "m.onnx", precision="fp8")
+
+
+class Flattened(nn.Module):
+    """A map turned into tokens in front of a shared quantizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = qnn.QuantLinear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.flatten(2).transpose(1, 2)
+        return self.fc(y) + y
+
+
+def test_other_nodes_in_a_quantizers_scope_are_no_part_of_it(tmp_path: Path) -> None:
+    """torch records a decomposed reshape in the scope of the module that reads it (timm's Twins)."""
+    model = calibrated(Flattened(), torch.randn(2, 8, 4, 4))
+    proto = onnx.load(export(model, torch.randn(2, 8, 4, 4), tmp_path / "m.onnx").path)
+    expected = find_sites(proto, ["fc._input_quantizer"])
+    site = next(node for node in proto.graph.node if node.name == "fc._input_quantizer/QuantizeLinear")
+    reshape = next(node for node in proto.graph.node if node.output[0] == site.input[0])
+    reshape.name = f"fc._input_quantizer/{reshape.op_type}"
+    assert find_sites(proto, ["fc._input_quantizer"]) == expected
+    assert expected[0].entry == site.input[0]
+
+
+def test_nodes_recorded_in_a_quantizers_scope_are_named_after_the_module_around_it() -> None:
+    from onnxscript import ir
+
+    x = ir.Value(name="x")
+    node = ir.node("Reshape", [x], num_outputs=1)
+    node.outputs[0].name = "y"
+    node.metadata_props["pkg.torch.onnx.name_scopes"] = "['', 'fc', 'fc._input_quantizer', 'view']"
+    kinds = "['Net', 'qat.nn.linear.QuantLinear', 'qat.quantizer.TensorQuantizer', 'aten.view.default']"
+    node.metadata_props["pkg.torch.onnx.class_hierarchy"] = kinds
+    name_nodes(ir.Model(ir.Graph([x], node.outputs, nodes=[node], opset_imports={"": 21}), ir_version=10))
+    assert node.name == "fc/Reshape"

@@ -46,7 +46,8 @@ def test_command_line_overrides_the_file() -> None:
 def test_defaults_need_nothing_else() -> None:
     config = load("--calibrator", "histogram")
     assert config.data.name == "digits"
-    assert config.quant.all_methods() == ("max", "entropy", "mse", "percentile=99.99")
+    assert config.quant.all_methods() == ("max", "entropy", "mse", "percentile=99.9", "percentile=99.99")
+    assert config == load("--config", str(ROOT / "configs" / "digits.yaml"), "--quant.calibrator", "histogram")
     assert config.folder == Path("runs/digits_efficientnet_b0")
 
 

@@ -295,7 +295,8 @@ def _labelled(proto: Any, precision: str) -> bytes:
     from onnx import helper
 
     known = {entry.key: entry.value for entry in proto.metadata_props}
-    helper.set_model_props(proto, {**known, "qat.opset": str(opset_of(proto)), "qat.precision": precision})
+    facts = {**known, "qat.opset": str(opset_of(proto)), "qat.precision": precision}
+    helper.set_model_props(proto, dict(sorted(facts.items())))
     return bytes(proto.SerializeToString(deterministic=True))
 
 

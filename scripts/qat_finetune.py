@@ -44,6 +44,7 @@ def _export_and_report(run: Classification, model: object, results: res.Results)
     exported = run.export(model, path)  # type: ignore[arg-type]
     metrics = run.evaluate_onnx(path, config.export.eval_images)
     results["onnx"] = {"seed": config.qat.seeds[0], "file": path.name, "metrics": metrics, "export": exported}
+    res.save(results, config.folder)  # a failing build must not cost what was measured
     results["tensorrt"] = tensorrt_entry(config, path)
     saved = res.save(results, config.folder)
     print(res.table(results))

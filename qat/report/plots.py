@@ -34,13 +34,14 @@ def plot_accuracies(
     axes[0].bar_label(bars, fmt="%.2f", fontsize=8)
     low, high = min(values), max(values)
     axes[0].set_ylim(max(low - 0.25 * (high - low) - 0.5, 0), high + 0.15 * (high - low) + 0.3)
-    axes[0].tick_params(axis="x", rotation=35, labelsize=8)
+    axes[0].set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor", fontsize=8)
     axes[0].set_ylabel(f"{metric} %, axis cut")
     axes[0].set_title(title)
     if history:
         epochs = [entry["epoch"] for entry in history]
         axes[1].plot(epochs, [entry["metrics"][metric] for entry in history], marker="o", color=COLOURS["QAT"])
         axes[1].set_xlabel("epoch of fine-tuning")
+        axes[1].xaxis.get_major_locator().set_params(integer=True)
         axes[1].set_ylabel(f"{metric} %")
     with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)

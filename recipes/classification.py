@@ -38,6 +38,7 @@ def pick_device(name: str) -> torch.device:
     if name == "cpu" or not torch.cuda.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"
         return torch.device("cpu")
+    torch.backends.cudnn.benchmark = True
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 

@@ -64,6 +64,7 @@ class DataConfig:
         crop_padding: with in_memory, pixels of padding before the random crop.
         flip: mirror images at random; off for digits.
         erase: with in_memory, side of a random square blanked out, as a share of the image; 0 for none.
+        cutmix: with in_memory, share of the images that get a box of another one (CutMix); their labels are mixed too.
         mean: per-channel mean of images in [0, 1].
         std: per-channel standard deviation.
     """
@@ -79,6 +80,7 @@ class DataConfig:
     crop_padding: int = 0
     flip: bool = False
     erase: float = 0.0
+    cutmix: float = 0.0
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 

@@ -117,7 +117,7 @@ def _in_memory(
     mean, std = torch.tensor(config.mean), torch.tensor(config.std)
     x, y, x_val, y_val = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (*train, *val))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(device)
-    augment = Augment(config.crop_padding, config.flip, config.erase)
+    augment = Augment(config.crop_padding, config.flip, config.erase, config.cutmix)
     size = config.image_size
     return ImageData(
         train=lambda run_seed: MemoryLoader(x, y.long(), config.batch_size, size, mean, std, augment, run_seed),

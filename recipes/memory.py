@@ -14,15 +14,16 @@ from qat.distributed import rank, world_size
 
 @dataclass(frozen=True)
 class Augment:
-    """Random crop after padding (source pixels), mirror, blanked square (share of the side)."""
+    """Random crop after padding (source pixels), mirror, blanked square (share of the side), share of mixed images."""
 
     crop_padding: int = 0
     flip: bool = False
     erase: float = 0.0
+    cutmix: float = 0.0
 
 
 class MemoryLoader:
-    """Batches of (images, labels) from tensors already on the device.
+    """Batches of (images, labels) from tensors already on the device; labels are probabilities where images are mixed.
 
     Order and augmentation depend on (seed, epoch, batch number) alone, so a resumed run sees the same batches; each
     rank takes its share of every global batch.
@@ -53,6 +54,7 @@ class MemoryLoader:
         self.batch_size, self.image_size = batch_size, image_size
         self.mean, self.std = mean.view(1, 3, 1, 1).to(images.device), std.view(1, 3, 1, 1).to(images.device)
         self.augment, self.seed = augment, seed
+        self.classes = int(labels.max()) + 1
         self._epoch = self._start = 0
 
     def __len__(self) -> int:
@@ -76,10 +78,13 @@ class MemoryLoader:
         start, self._start = self._start, 0
         for number in range(start, len(self)):
             index = order[number * self.batch_size : (number + 1) * self.batch_size]
-            images = self.images[index]
+            images, labels = self.images[index], self.labels[index]
             if self.augment is not None:
-                images = self._augmented(images, self._generator(1 + number * world_size() + rank()))
-            yield self._normalized(images), self.labels[index]
+                generator = self._generator(1 + number * world_size() + rank())
+                images = self._augmented(images, generator)
+                if self.augment.cutmix:
+                    images, labels = self._mixed(images, labels, generator)
+            yield self._normalized(images), labels
 
     def _generator(self, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(hash((self.seed, self._epoch, stream)) & 0x7FFFFFFFFFFFFFFF)
@@ -107,11 +112,28 @@ class MemoryLoader:
         batch = torch.arange(n, device=device)[:, None, None]
         images = images[batch, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
         if self.augment.erase:
-            side = self.augment.erase * torch.tensor([height, width], device=device)
-            y, x = draws[3] * height, draws[4] * width
-            inside_y = (torch.arange(height, device=device) - y[:, None]).abs() * 2 < side[0]
-            inside_x = (torch.arange(width, device=device) - x[:, None]).abs() * 2 < side[1]
-            hole = inside_y[:, None, :, None] & inside_x[:, None, None, :]
-            fill = (self.mean * 255).to(images.dtype)
-            images = torch.where(hole, fill, images)
+            share = torch.full((n,), self.augment.erase, device=device)
+            images = torch.where(_boxes(images, draws[3:], share), (self.mean * 255).to(images.dtype), images)
         return images
+
+    def _mixed(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """CutMix (Yun et al. 2019) with its alpha of 1: a box from the neighbour in the batch, labels by area."""
+        assert self.augment is not None
+        draws = torch.rand(4, len(images), generator=generator).to(images.device)
+        share = torch.where(draws[2] < self.augment.cutmix, draws[3].sqrt(), 0)
+        box = _boxes(images, draws[:2], share)
+        area = box.float().mean((1, 2, 3))[:, None]
+        targets = F.one_hot(labels, self.classes).float()
+        mixed = torch.where(box, images.roll(1, 0), images)
+        return mixed, torch.lerp(targets, targets.roll(1, 0), area)
+
+
+def _boxes(images: Tensor, centres: Tensor, share: Tensor) -> Tensor:
+    """Pixels in a box of `share` (N) of each side around `centres` (2, N) in 0..1; bool, shape (N, 1, H, W)."""
+    inside = []
+    for size, centre in zip(images.shape[2:], centres, strict=True):
+        distance = (torch.arange(size, device=images.device) - centre[:, None] * size).abs()
+        inside.append(distance * 2 < share[:, None] * size)
+    rows, columns = inside
+    boxes: Tensor = rows[:, None, :, None] & columns[:, None, None, :]
+    return boxes

@@ -41,8 +41,10 @@ def make_accelerator(mixed_precision: str) -> Any:
 
 
 @contextmanager
-def prepared_model(accelerator: Any, model: nn.Module) -> Iterator[nn.Module]:
+def prepared_model(accelerator: Any, model: nn.Module, compile_mode: str = "no") -> Iterator[nn.Module]:
     """Give the model as accelerate trains it, in DDP where there are processes, with autocast in its forward.
+
+    Unless `compile_mode` is "no", calls of the model go through torch.compile, those of the wrapped and its own.
 
     Afterwards the attributes that accelerate set on the model are gone, so that it pickles, exports and can be
     trained again with another precision.
@@ -50,8 +52,12 @@ def prepared_model(accelerator: Any, model: nn.Module) -> Iterator[nn.Module]:
     added = ("forward", "_original_forward", "_is_accelerate_prepared")
     before = {name: model.__dict__[name] for name in added if name in model.__dict__}
     try:
-        yield accelerator.prepare_model(model)
+        prepared = accelerator.prepare_model(model)
+        if compile_mode != "no":
+            model.compile(mode=compile_mode)
+        yield prepared
     finally:
+        model._compiled_call_impl = None
         accelerator.free_memory()
         for name in added:
             model.__dict__.pop(name, None)

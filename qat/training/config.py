@@ -33,6 +33,7 @@ class TrainConfig:
         freeze_bn_epoch: from this epoch on BatchNorm uses and keeps its running statistics; null for never.
         amax_mode: "frozen", "reestimated" or "learned".
         channels_last: store 4-D weights and inputs channels-last, faster for convolutions on a GPU.
+        compile: "default" or "reduce-overhead" (CUDA graphs) to train and evaluate through torch.compile in that mode.
         seed: seed of the random generators.
         metric: the key of `evaluate`'s result that decides the best checkpoint; larger is better.
         checkpoint_every_steps: optimizer steps between checkpoints inside an epoch; 0 for the ends of epochs only.
@@ -61,6 +62,7 @@ class TrainConfig:
     freeze_bn_epoch: int | None = None
     amax_mode: Literal["frozen", "reestimated", "learned"] = "frozen"
     channels_last: bool = False
+    compile: Literal["no", "default", "reduce-overhead"] = "no"
     seed: int = 0
     metric: str = "accuracy"
     checkpoint_every_steps: int = field(default=500, metadata=_NO_EFFECT)
@@ -103,6 +105,7 @@ class TrainConfig:
             "schedule": ("cosine", "step"),
             "mixed_precision": ("no", "bf16", "fp16"),
             "amax_mode": ("frozen", "reestimated", "learned"),
+            "compile": ("no", "default", "reduce-overhead"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

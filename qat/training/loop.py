@@ -107,7 +107,7 @@ def fine_tune(
     )
     trainer = Trainer(accelerator, model, optimizer, loader, loss_fn, evaluate, config, folder)
     resumed_at = trainer.resume() if (folder / LAST).exists() else None
-    with prepared_model(accelerator, model) as wrapped:
+    with prepared_model(accelerator, model, config.compile) as wrapped:
         trainer.run(wrapped)
     accelerator.wait_for_everyone()
     best = load_checkpoint(folder / BEST)

@@ -65,6 +65,22 @@ def test_epochs_differ_and_repeat_and_can_be_entered_in_the_middle() -> None:
     assert len(list(train)) == 2
 
 
+def test_cutmix_pastes_a_box_of_the_neighbour_and_mixes_labels_by_area() -> None:
+    flat = torch.arange(8).view(8, 1, 1, 1).expand(8, 3, 8, 8).byte() * 10
+    train = MemoryLoader(flat, torch.arange(8), 8, 8, torch.zeros(3), torch.ones(3), Augment(cutmix=1.0))
+    for epoch in range(4):
+        train.set_epoch(epoch)
+        (images, labels), (again, labels_again) = next(iter(train)), next(iter(train))
+        assert torch.equal(images, again)
+        assert torch.equal(labels, labels_again)
+        values = (images[:, 0] * 255 / 10).round().long()
+        shares = torch.stack([(values == c).float().mean((1, 2)) for c in range(8)], 1)
+        assert torch.allclose(labels, shares, atol=1e-6)
+        assert (labels.max(1).values < 1).any()
+    whole = MemoryLoader(flat, torch.arange(8), 8, 8, torch.zeros(3), torch.ones(3), Augment(cutmix=1e-9))
+    assert torch.equal(next(iter(whole))[1].max(1).values, torch.ones(8))
+
+
 def test_augmentation_shifts_mirrors_and_erases() -> None:
     images = loader(None).images
     train = loader(Augment(2, False, 0.0))

@@ -216,3 +216,16 @@ def test_gpu(tmp_path: Path, precision: str) -> None:
     model = TinyNet()
     assert train(tmp_path, model, config, num_workers=2).best_metric > 0.7
     assert next(model.parameters()).is_cuda
+
+
+def test_compiled_training_gives_the_same_run_and_leaves_no_trace(tmp_path: Path) -> None:
+    plain = train(tmp_path / "eager", config=quiet(compile="no"))
+    torch.manual_seed(0)
+    model = TinyNet()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    compiled = train(tmp_path / "compiled", model, quiet(compile="default"))
+    assert [r["loss"] for r in compiled.history] == pytest.approx([r["loss"] for r in plain.history], rel=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > graphs
+    assert model._compiled_call_impl is None
+    with pytest.raises(ConfigError, match="compile='fast' is unknown"):
+        quiet(compile="fast")

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Measure one model on TensorRT, ONNX Runtime or torch, for one batch or a sweep of batch sizes.
+"""Measure models on TensorRT, ONNX Runtime and torch side by side, for one batch or a sweep of batch sizes.
 
-    python scripts/benchmark.py --engine model.engine --shapes input:8x3x224x224 --useCudaGraph --infStreams 2
+    python scripts/benchmark.py --engine int8.engine --engine fp16.engine --shapes input:8x3x224x224 --useCudaGraph
     python scripts/benchmark.py --onnx model.onnx --shapes input:1x3x224x224 --batches 1,8,64 --plot sweep.png
-    python scripts/benchmark.py --torch torchvision.models:resnet50 --shapes input:1x3x224x224 --compile
+    python scripts/benchmark.py --torch torchvision.models:resnet50 --shapes input:1x3x224x224 --compile --device cuda
 
-TensorRT is timed with CUDA events, with and without copies; the others by the clock, copies included. ONNX Runtime runs
-on the CPU: its speed on a Q/DQ file says little about TensorRT's.
+On a GPU execution is timed with CUDA events, and again with the copies; on the CPU by the clock. ONNX Runtime runs on
+the CPU: its speed on a Q/DQ file says little about TensorRT's.
 """
 
 from __future__ import annotations
@@ -14,21 +14,51 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from _engines import add_engine_options, open_engine
 
 from qat.errors import QatError, RunnerError
 from qat.files import write_json
 from qat.report import environment, format_table
 from qat.runtime import OnnxRuntimeRunner, Runner, TorchRunner
-from qat.runtime.data import load_test_sets, random_inputs, verify
+from qat.runtime.data import random_inputs
 from qat.runtime.latency import Latency, SweepPoint, measure_runner, plot_sweep, sweep_batches
-from qat.tensorrt import TensorRTRunner, load_library, measure_engine, parse_shapes
+from qat.runtime.runner import Arrays
+from qat.runtime.torch import measure_torch
+from qat.tensorrt import TensorRTRunner, measure_engine, parse_shapes
 from qat.tensorrt.gpu_state import gpu_state
 from qat.tensorrt.layer_profile import profile_layers
 
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-Measure = Callable[[dict[str, tuple[int, ...]]], Latency]
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass
+class Subject:
+    """One model on one backend, and what was measured of it; `details` by batch size."""
+
+    name: str
+    backend: str
+    runner: Runner
+    dtypes: dict[str, str]
+    points: list[SweepPoint] = field(default_factory=list)
+    details: dict[str, dict[str, Any]] = field(default_factory=dict)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        sweep = [vars(point) | {"latency": point.latency and point.latency.to_dict()} for point in self.points]
+        return {
+            "model": self.name,
+            "backend": self.backend,
+            "sweep": sweep,
+            "details": self.details,
+            "layers": self.layers,
+        }
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -39,107 +69,149 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--engine", "--loadEngine", metavar="FILE", help="TensorRT engine")
-    model.add_argument("--onnx", metavar="FILE", help="ONNX file, for ONNX Runtime on the CPU")
-    model.add_argument("--torch", metavar="MODULE:CALLABLE", help="function that returns a torch model")
     add = parser.add_argument
+    add("--engine", "--loadEngine", action="append", default=[], metavar="FILE", help="TensorRT engine; repeatable")
+    add("--onnx", action="append", default=[], metavar="FILE", help="ONNX file, for ONNX Runtime; repeatable")
+    add("--torch", action="append", default=[], metavar="MODULE:CALLABLE", help="function that returns a torch model")
     add("--shapes", required=True, metavar="name:AxBxC,...", help="input shapes")
     add("--warmUp", type=int, default=20, metavar="RUNS", help="runs that do not count")
     add("--iterations", type=int, default=200, metavar="RUNS", help="runs that count")
     default = ",".join(map(str, DEFAULT_BATCHES))
     add("--batches", nargs="?", type=parse_sizes, const=DEFAULT_BATCHES, metavar="1,2,4", help=f"sweep: {default}")
-    add("--library", choices=("tensorrt", "tensorrt_rtx"), help="default: the first installed")
     add("--useCudaGraph", action="store_true", help="TensorRT: also measure a CUDA graph")
     add("--infStreams", type=int, default=1, metavar="N", help="TensorRT: also measure N contexts at once")
     add("--dumpProfile", action="store_true", help="TensorRT: time of each layer")
+    add_engine_options(parser)
     add("--device", default="cpu", help="torch: cpu or cuda")
-    add("--compile", action="store_true", help="torch: torch.compile")
+    add("--compile", action="store_true", help="torch: measure torch.compile beside eager mode")
     add("--reference", action="store_true", help="ONNX Runtime: run the file literally instead of fast")
-    add("--verify", metavar="FOLDER", help="run test_data_set_*/input_0.pb and compare with output_0.pb")
     add("--json", metavar="FILE", help="results with versions, clocks and hardware")
     add("--plot", metavar="FILE", help="PNG of the sweep")
     return parser
 
 
-def make_runner(args: argparse.Namespace, shapes: dict[str, tuple[int, ...]]) -> tuple[Runner, dict[str, str]]:
-    """The runner, and the NumPy type of each input."""
-    if args.torch:
-        module, _, name = args.torch.partition(":")
-        try:
-            model = getattr(importlib.import_module(module), name)()
-        except (ImportError, AttributeError, ValueError) as error:
-            raise RunnerError(
-                f"--torch {args.torch} cannot be made: {error}. Write package.module:function."
-            ) from error
-        return TorchRunner(model, list(shapes), ["output"], args.device, args.compile), dict.fromkeys(shapes, "float32")
-    if args.onnx:
-        fast = OnnxRuntimeRunner(args.onnx, reference=args.reference)
-        return fast, {spec.name: spec.dtype for spec in fast.inputs}
-    runner = TensorRTRunner(args.engine, load_library(args.library))
-    return runner, {spec.name: spec.dtype for spec in runner.inputs}
+def subjects(args: argparse.Namespace, shapes: Shapes) -> Iterator[Subject]:
+    """What to measure; each is opened when its turn comes."""
+    for path in args.engine:
+        runner = open_engine(path, args)
+        library = runner.library
+        types = {spec.name: spec.dtype for spec in runner.inputs}
+        yield Subject(Path(path).name, f"{library.name} {library.version}", runner, types)
+    for path in args.onnx:
+        session = OnnxRuntimeRunner(path, reference=args.reference)
+        types = {spec.name: spec.dtype for spec in session.inputs}
+        yield Subject(Path(path).name, "onnxruntime " + ("literal" if args.reference else "fast"), session, types)
+    for spec in args.torch:
+        for compiled in (False, True)[: 1 + args.compile]:
+            model = TorchRunner(make_torch(spec), list(shapes), ["output"], args.device, compiled)
+            how = f"torch {'compile' if compiled else 'eager'} on {args.device}"
+            yield Subject(spec, how, model, dict.fromkeys(shapes, "float32"))
 
 
-def measure(args: argparse.Namespace, runner: Runner, dtypes: dict[str, str], extra: dict[str, Any]) -> Measure:
-    """How to measure one set of shapes; details beyond the headline latency go into `extra`, by batch."""
+def make_torch(spec: str) -> Any:
+    """The model of `package.module:function`.
 
-    def one(shapes: dict[str, tuple[int, ...]]) -> Latency:
-        if unknown := set(shapes) - set(dtypes):
-            raise RunnerError(f"--shapes names {sorted(unknown)}; the model's inputs are {list(dtypes)}.")
-        inputs = random_inputs(shapes, dtypes)
-        if not isinstance(runner, TensorRTRunner):
-            return measure_runner(runner, inputs, args.warmUp, args.iterations)
+    Raises:
+        RunnerError: there is no such function, or it fails.
+    """
+    module, _, name = spec.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise RunnerError(f"--torch {spec} cannot be made: {error}. Write package.module:function.") from error
+
+
+def measure(args: argparse.Namespace, subject: Subject, shapes: Shapes) -> Latency:
+    """Measure one batch; everything but the headline goes into the subject's details."""
+    if unknown := set(shapes) - set(subject.dtypes):
+        raise RunnerError(f"--shapes names {sorted(unknown)}; the model's inputs are {list(subject.dtypes)}.")
+    inputs = random_inputs(shapes, subject.dtypes)
+    latency, details = measure_backend(args, subject.runner, inputs)
+    subject.details[str(latency.batch)] = {**details, "gpu_state": gpu_state()}
+    return latency
+
+
+def measure_backend(args: argparse.Namespace, runner: Runner, inputs: Arrays) -> tuple[Latency, dict[str, Any]]:
+    """The headline latency and the details of one batch."""
+    if isinstance(runner, TensorRTRunner):
         timing = measure_engine(runner.loaded, inputs, args.warmUp, args.iterations, args.useCudaGraph, args.infStreams)
-        extra[str(timing.execution.batch)] = timing.to_dict()
-        return timing.execution
+        return timing.execution, timing.to_dict()
+    if isinstance(runner, TorchRunner):
+        execution, with_copies = measure_torch(runner, inputs, args.warmUp, args.iterations)
+        return execution, {"execution": execution.to_dict(), "with_copies": with_copies.to_dict()}
+    latency = measure_runner(runner, inputs, args.warmUp, args.iterations)
+    return latency, {"execution": latency.to_dict()}
 
-    return one
+
+PARTS = {
+    "with copies ms": ("with_copies", "median_ms", ".3f"),
+    "CUDA graph ms": ("cuda_graph", "median_ms", ".3f"),
+    "streams samples/s": ("streams", "throughput", ".1f"),
+}
 
 
-def print_points(title: str, points: Sequence[SweepPoint]) -> None:
-    """A table of a sweep; a batch that cannot run says why."""
-    rows = []
-    for point in points:
-        r = point.latency
-        numbers = [f"{v:.3f}" for v in (r.mean_ms, r.median_ms, r.p95_ms, r.p99_ms)] if r else ["-"] * 4
-        rows.append((str(point.batch), *numbers, f"{r.throughput:.1f}" if r else "-", point.reason))
-    columns = ("batch", "mean ms", "median ms", "p95 ms", "p99 ms", "samples/s", "why not")
-    print(format_table(title, columns, rows))
+def print_table(measured: Sequence[Subject]) -> None:
+    """One row a model and batch; what could not be measured says why below."""
+    details = [values for subject in measured for values in subject.details.values()]
+    parts = {title: part for title, part in PARTS.items() if any(values.get(part[0]) for values in details)}
+    rows, notes = [], []
+    for subject in measured:
+        for point in subject.points:
+            r = point.latency
+            numbers = [f"{v:.3f}" for v in (r.mean_ms, r.median_ms, r.p95_ms, r.p99_ms)] if r else ["-"] * 4
+            found = subject.details.get(str(point.batch), {})
+            more = [f"{found[key][value]:{how}}" if found.get(key) else "-" for key, value, how in parts.values()]
+            rate = f"{r.throughput:.1f}" if r else "-"
+            rows.append((subject.name, subject.backend, str(point.batch), *numbers, rate, *more))
+            where = f"{subject.name} on {subject.backend}, batch {point.batch}"
+            notes += [f"{where}: {note}" for note in (*filter(None, [point.reason]), *found.get("notes", []))]
+    columns = ("model", "on", "batch", "mean ms", "median ms", "p95 ms", "p99 ms", "samples/s", *parts)
+    print("\n".join([format_table("", columns, rows), *notes]))
+
+
+def profile(subject: Subject, shapes: Shapes) -> None:
+    """Measure and print the time of each layer, the slowest first."""
+    assert isinstance(subject.runner, TensorRTRunner)
+    times = profile_layers(subject.runner, random_inputs(shapes, subject.dtypes))
+    slowest = sorted(times, key=lambda time: -time.mean_ms)
+    rows = [(t.layer, f"{t.mean_ms:.4f}", f"{t.percent:.1f}") for t in slowest]
+    print(format_table(f"layers of {subject.name}", ("layer", "mean ms", "%"), rows))
+    subject.layers = [vars(t) for t in times]
+
+
+def sweep(args: argparse.Namespace, subject: Subject, shapes: Shapes) -> None:
+    """Measure every batch size asked for, or the shapes as they are."""
+
+    def at(size: int) -> Latency:
+        return measure(args, subject, {name: (size, *dims[1:]) for name, dims in shapes.items()})
+
+    if args.batches:
+        subject.points = sweep_batches(at, args.batches)
+    else:
+        latency = measure(args, subject, shapes)
+        subject.points = [SweepPoint(latency.batch, latency)]
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print and write."""
+    if not (args.engine or args.onnx or args.torch):
+        raise RunnerError("Nothing to measure: give --engine, --onnx or --torch.")
     shapes = parse_shapes(args.shapes)
-    runner, dtypes = make_runner(args, shapes)
-    results: dict[str, Any] = {"details": {}}
-    one = measure(args, runner, dtypes, results["details"])
-    if args.batches:
-        points = sweep_batches(lambda size: one({n: (size, *s[1:]) for n, s in shapes.items()}), args.batches)
-    else:
-        latency = one(shapes)
-        points = [SweepPoint(latency.batch, latency)]
-    model = args.engine or args.onnx or args.torch
-    print_points(model, points)
-    if args.dumpProfile and isinstance(runner, TensorRTRunner):
-        times = profile_layers(runner, random_inputs(shapes, dtypes))
-        rows = [(t.layer, f"{t.mean_ms:.4f}", f"{t.percent:.1f}") for t in times]
-        print(format_table("layers", ("layer", "mean ms", "%"), rows))
-        results["layers"] = [vars(t) for t in times]
-    results["sweep"] = [vars(p) | {"latency": p.latency.to_dict() if p.latency else None} for p in points]
+    measured = []
+    for subject in subjects(args, shapes):
+        sweep(args, subject, shapes)
+        if args.dumpProfile and isinstance(subject.runner, TensorRTRunner):
+            profile(subject, shapes)
+        measured.append(subject)
+    print_table(measured)
     if args.plot:
-        plot_sweep(args.plot, {model: points}, model)
+        plot_sweep(args.plot, {f"{s.name}, {s.backend}": s.points for s in measured})
     if args.json:
-        write_json(args.json, {"model": model, "environment": environment(), "gpu_state": gpu_state()} | results)
-    if args.verify:
-        found = verify(runner, load_test_sets(args.verify, runner.input_names, runner.output_names))
-        wrong = [f"{name}: {problem}" for name, problems in found.items() for problem in problems]
-        if wrong:
-            raise RunnerError("Outputs differ from the test data:\n" + "\n".join(wrong))
-        print(f"{len(found)} test data sets agree")
+        write_json(args.json, {"environment": environment(), "models": [s.to_dict() for s in measured]})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, or 1 for an error or a failed --verify."""
+    """Exit status: 0, or 1 for an error."""
     try:
         run(make_parser().parse_args(argv))
     except (QatError, OSError) as error:

@@ -11,28 +11,26 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 from collections.abc import Sequence
 
+from _engines import parse_size
+
 from qat.errors import EngineError, QatError
 from qat.files import write_json
+from qat.onnx.lint import Severity, lint
 from qat.tensorrt import BuildOptions, OnnxGraph, build_or_reuse, inspect_layers, load_engine, load_library
 from qat.tensorrt.inspection import describe
 from qat.tensorrt.page import write_page
 from qat.tensorrt.profiles import make_profiles
 from qat.tensorrt.store import StoredEngine
 
-_UNITS = {"": 2**20, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _COMPATIBILITY = {"none": "none", "ampere+": "ampere_plus", "sameComputeCapability": "same_compute_capability"}
 
 
 def parse_workspace(text: str) -> int:
     """Bytes from trtexec's `workspace:SIZE`; SIZE in MiB, or with B, K, M or G."""
-    match = re.fullmatch(r"(?:workspace:)?(\d+(?:\.\d+)?)([BKMG]?)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is not workspace:SIZE, such as workspace:512M.")
-    return int(float(match.group(1)) * _UNITS[match.group(2)])
+    return parse_size(text.removeprefix("workspace:"), unit="M")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -81,6 +79,17 @@ def make_options(args: argparse.Namespace) -> BuildOptions:
     )
 
 
+def warn(path: str) -> None:
+    """Print what TensorRT built without a word although it computes other numbers than the file says."""
+    try:
+        found = lint(path).at_least(Severity.ERROR)
+    except QatError as error:
+        print(f"warning: the linter cannot read what TensorRT built: {error}", file=sys.stderr)
+        return
+    for finding in found:
+        print(f"warning: {finding}", file=sys.stderr)
+
+
 def report(args: argparse.Namespace, stored: StoredEngine) -> None:
     """Print coverage, write the files asked for, and enforce --min-int8."""
     library = load_library(args.library)
@@ -127,6 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         size = stored.manifest["engine_bytes"] / 2**20
         how = "reused" if stored.reused else f"built in {stored.manifest['build_seconds']:.1f} s ({stored.why_built})"
         print(f"{stored.path}: {size:.1f} MiB, {how}")
+        if not stored.reused:
+            warn(args.onnx)
         report(args, stored)
     except QatError as error:
         print(f"error: {error}", file=sys.stderr)

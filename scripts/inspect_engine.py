@@ -4,12 +4,13 @@
     python scripts/inspect_engine.py --engine model.engine --onnx model.onnx --html model.html --min-int8 90
 
 Layers come from the engine inspector (a GPU is needed), from the manifest that build_engine.py wrote, from the JSON of
-`trtexec --exportLayerInfo`, or from a saved verbose build log of TensorRT for RTX.
+`--exportLayerInfo` (trtexec's or build_engine.py's), or from a saved verbose build log of TensorRT for RTX.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--engine", "--loadEngine", metavar="FILE", help="engine file")
-    source.add_argument("--layerInfo", metavar="FILE", help="JSON of trtexec --exportLayerInfo")
+    source.add_argument("--layerInfo", metavar="FILE", help="JSON of --exportLayerInfo")
     source.add_argument("--buildLog", metavar="FILE", help="verbose build log of tensorrt_rtx")
     parser.add_argument("--onnx", metavar="FILE", help="the engine's ONNX file: names nodes, torch modules and causes")
     parser.add_argument("--library", choices=("tensorrt", "tensorrt_rtx"), help="default: the first installed")
@@ -46,10 +47,23 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def read_layer_info(text: str) -> list[Layer]:
+    """Layers from the JSON that trtexec, build_engine.py or this script wrote.
+
+    Raises:
+        EngineError: it is none of these.
+    """
+    try:
+        own = json.loads(text).get("layers")
+    except (ValueError, AttributeError):
+        own = None
+    return [Layer.from_dict(values) for values in own] if own else layers_from_inspector(text)
+
+
 def read_layers(args: argparse.Namespace) -> list[Layer]:
     """Layers from whichever source was named; an engine's manifest spares the GPU."""
     if args.layerInfo:
-        return layers_from_inspector(Path(args.layerInfo).read_text())
+        return read_layer_info(Path(args.layerInfo).read_text())
     if args.buildLog:
         text = Path(args.buildLog).read_text()
         return layers_from_log([text[text.rfind("Layers:") :]])

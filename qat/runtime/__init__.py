@@ -1,7 +1,7 @@
 """One Runner interface over torch and ONNX Runtime; TensorRT's is `qat.tensorrt.TensorRTRunner`."""
 
 from qat.runtime.onnxruntime import OnnxRuntimeRunner
-from qat.runtime.runner import Arrays, Runner, TensorSpec, check_inputs, run_in_batches
+from qat.runtime.runner import Arrays, Runner, TensorSpec, check_inputs, run_in_batches, run_padded
 from qat.runtime.torch import TorchRunner
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "TorchRunner",
     "check_inputs",
     "run_in_batches",
+    "run_padded",
 ]

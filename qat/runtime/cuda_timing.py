@@ -8,7 +8,7 @@ import torch
 
 from qat.errors import RunnerError
 
-Enqueue = Callable[[], None]
+Enqueue = Callable[[], object]
 
 
 def _event() -> torch.cuda.Event:

@@ -1,9 +1,9 @@
-"""Inputs from files: ONNX test data sets (`test_data_set_*/input_0.pb`) and folders of NumPy arrays."""
+"""ONNX test data sets (`test_data_set_*/input_0.pb`, compared with `output_0.pb`), and random inputs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def load_test_sets(folder: str | Path, input_names: Sequence[str], output_names:
         RunnerError: no test set, or a set with too few or too many inputs.
     """
     root = Path(folder)
-    folders = [root] if (root / "input_0.pb").is_file() else sorted(root.glob("test_data_set_*"), key=_number)
+    folders = _set_folders(root)
     if not folders:
         raise RunnerError(f"'{root}' holds neither input_0.pb nor a folder test_data_set_0.")
     sets = []
@@ -66,6 +66,15 @@ def load_test_sets(folder: str | Path, input_names: Sequence[str], output_names:
         expected = dict(zip(output_names, outputs, strict=False))
         sets.append(TestSet(path.name, dict(zip(input_names, inputs, strict=True)), expected))
     return sets
+
+
+def holds_test_sets(folder: str | Path) -> bool:
+    """True for a folder that `load_test_sets` reads."""
+    return bool(_set_folders(Path(folder)))
+
+
+def _set_folders(root: Path) -> list[Path]:
+    return [root] if (root / "input_0.pb").is_file() else sorted(root.glob("test_data_set_*"), key=_number)
 
 
 def _number(path: Path) -> int:
@@ -94,29 +103,6 @@ def compare_outputs(actual: Mapping[str, Array], expected: Mapping[str, Array], 
 def verify(runner: Runner, sets: Sequence[TestSet], rtol: float = 1e-3, atol: float = 1e-3) -> dict[str, list[str]]:
     """Run every test set and compare: name of the set -> differences."""
     return {item.name: compare_outputs(runner.run(item.inputs), item.outputs, rtol, atol) for item in sets}
-
-
-def folder_batches(folder: str | Path, input_name: str, batch_size: int) -> Iterator[Arrays]:
-    """Batches from a folder of `.npy` files, one sample each, in the order of their names; the last may be smaller.
-
-    Raises:
-        RunnerError: no `.npy` file, or samples of different shapes or types.
-    """
-    files = sorted(Path(folder).glob("*.npy"))
-    if not files:
-        raise RunnerError(f"'{folder}' holds no .npy files. Store one preprocessed sample a file, without batch axis.")
-    first = np.load(files[0])
-    for start in range(0, len(files), batch_size):
-        samples = []
-        for file in files[start : start + batch_size]:
-            sample = np.load(file)
-            if sample.shape != first.shape or sample.dtype != first.dtype:
-                raise RunnerError(
-                    f"'{file}' is {sample.dtype} of shape {sample.shape}; '{files[0].name}' is {first.dtype} of "
-                    f"shape {first.shape}. All samples of a batch must agree."
-                )
-            samples.append(sample)
-        yield {input_name: np.stack(samples)}
 
 
 def random_inputs(shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str], seed: int = 0) -> Arrays:

@@ -87,12 +87,17 @@ def run_in_batches(runner: Runner, inputs: Mapping[str, Array], batch_size: int,
     parts: dict[str, list[Array]] = {}
     for start in range(0, total, batch_size):
         batch = {name: array[start : start + batch_size] for name, array in inputs.items()}
-        valid = min(batch_size, total - start)
-        if pad_last and valid < batch_size:
-            batch = {
-                name: np.concatenate([array, np.repeat(array[-1:], batch_size - valid, axis=0)])
-                for name, array in batch.items()
-            }
-        for name, array in runner.run(batch).items():
-            parts.setdefault(name, []).append(array[:valid])
+        outputs = run_padded(runner, batch, batch_size) if pad_last else runner.run(batch)
+        for name, array in outputs.items():
+            parts.setdefault(name, []).append(array)
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def run_padded(runner: Runner, batch: Mapping[str, Array], size: int) -> Arrays:
+    """Run a batch of at most `size` samples as one of exactly `size`: the last sample is repeated, and what comes of
+    the repetitions is dropped. A partial last batch so runs with the shapes of the others.
+    """
+    valid = len(next(iter(batch.values())))
+    if valid < size:
+        batch = {n: np.concatenate([a, np.repeat(a[-1:], size - valid, axis=0)]) for n, a in batch.items()}
+    return {name: array[:valid] for name, array in runner.run(batch).items()}

@@ -11,6 +11,7 @@ from qat.tensorrt.onnx_graph import OnnxGraph
 from qat.tensorrt.options import BuildOptions
 from qat.tensorrt.page import write_page
 from qat.tensorrt.profiles import Profile, ShapeRange, make_profiles, parse_shapes
+from qat.tensorrt.refit import refit_engine
 from qat.tensorrt.runner import TensorRTRunner
 from qat.tensorrt.store import StoredEngine, build_or_reuse, read_manifest
 
@@ -39,5 +40,6 @@ __all__ = [
     "measure_engine",
     "parse_shapes",
     "read_manifest",
+    "refit_engine",
     "write_page",
 ]

@@ -11,6 +11,7 @@ from qat.errors import EngineError
 from qat.tensorrt.advice import build_advice
 from qat.tensorrt.api import Library, load_library
 from qat.tensorrt.layers import Layer
+from qat.tensorrt.lint_advice import LinterAdvice, refuse_lethal
 from qat.tensorrt.log import LogRecorder
 from qat.tensorrt.log_listing import layers_from_log
 from qat.tensorrt.options import BuildOptions, apply_options
@@ -56,7 +57,7 @@ def build_engine(
     library = library or load_library()
     options = options or BuildOptions()
     control = control or BuildControl(show_progress)
-    load_onnx_graph(onnx_path)
+    refuse_lethal(onnx_path, load_onnx_graph(onnx_path))
     started = time.perf_counter()
     with library.log.record() as recorder:
         builder = library.create_builder()
@@ -88,14 +89,18 @@ def _add_profile(builder: Any, config: Any, profile: Profile, inputs: list[Netwo
     trt_profile = builder.create_optimization_profile()
     for name, shapes in profile.items():
         setter = trt_profile.set_shape_input if name in shape_tensors else trt_profile.set_shape
-        setter(name, shapes.min, shapes.opt, shapes.max)
+        try:
+            setter(name, shapes.min, shapes.opt, shapes.max)
+        except ValueError as error:
+            raise EngineError(f"TensorRT refuses the shapes of '{name}' in a profile: {error}") from error
     if config.add_optimization_profile(trt_profile) < 0:
         raise EngineError(f"TensorRT refuses the optimization profile {dict(profile)}.")
 
 
 def _failure(library: Library, path: str | Path, recorder: LogRecorder) -> str:
-    reasons = "\n".join(f"- {message}" for message in dict.fromkeys(recorder.errors)) or "- no reason was logged"
-    advice = build_advice(recorder.errors)
-    return f"{library.name} {library.version} cannot build an engine from '{path}':\n{reasons}" + (
-        f"\n{advice}" if advice else ""
-    )
+    errors = list(dict.fromkeys(recorder.errors))
+    linter = LinterAdvice(path)
+    advice = build_advice(errors)
+    found = [advice] if advice else linter.about("", " ".join(errors)) or linter.errors()
+    lines = [f"- {message}" for message in errors] or ["- no reason was logged"]
+    return "\n".join([f"{library.name} {library.version} cannot build an engine from '{path}':", *lines, *found])

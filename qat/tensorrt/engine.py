@@ -61,8 +61,11 @@ class LoadedEngine:
         return context
 
 
-def check_plan(path: str | Path, library: Library) -> bytes:
+def check_plan(path: str | Path, library: Library) -> tuple[bytes, dict[str, Any] | None]:
     """Read a plan and refuse what cannot be one, before TensorRT sees it.
+
+    Returns:
+        The plan, and its manifest; None for an engine that another tool built.
 
     Raises:
         EngineError: missing, empty, foreign, damaged (by its manifest), or built by another library or version.
@@ -76,6 +79,7 @@ def check_plan(path: str | Path, library: Library) -> bytes:
     if plan.startswith(_RTX_MAGIC) != library.is_rtx:
         found = "it is an engine of TensorRT for RTX" if plan.startswith(_RTX_MAGIC) else f"it begins with {plan[:4]!r}"
         raise EngineError(f"'{file}' is no engine of {library.name}: {found}. Build it with {library.name}.")
+    manifest = None
     if manifest_path(file).exists():
         try:
             manifest = read_manifest(file)
@@ -88,7 +92,7 @@ def check_plan(path: str | Path, library: Library) -> bytes:
             )
     if library.is_rtx:
         _check_rtx_header(library, file, plan)
-    return plan
+    return plan, manifest
 
 
 def _check_rtx_header(library: Library, file: Path, plan: bytes) -> None:
@@ -112,7 +116,7 @@ def load_engine(path: str | Path, library: Library | None = None) -> LoadedEngin
     import torch
 
     library = library or load_library()
-    plan = check_plan(path, library)
+    plan, manifest = check_plan(path, library)
     if not torch.cuda.is_available():
         raise EngineError(
             f"'{path}' can be run or inspected only on a CUDA GPU, and there is none. On this machine engines can be "
@@ -120,6 +124,10 @@ def load_engine(path: str | Path, library: Library | None = None) -> LoadedEngin
         )
     with library.log.record() as recorder:
         runtime = library.create_runtime()
+        if manifest is not None and manifest["options"]["version_compatible"]:
+            # Such a plan brings a runtime of its own, which TensorRT runs only with leave; ours is trusted, its
+            # manifest having its hash.
+            runtime.engine_host_code_allowed = True
         engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         reasons = "; ".join(dict.fromkeys(recorder.errors)) or "no reason was logged"

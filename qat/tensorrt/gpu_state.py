@@ -18,11 +18,18 @@ _FIELDS = (
 )
 
 
-def gpu_state(device: int = 0) -> dict[str, str] | None:
-    """What nvidia-smi reports, in its own spelling; None where there is no GPU or no nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
+def gpu_state() -> dict[str, str] | None:
+    """What nvidia-smi reports of torch's current GPU, in its own spelling; None where there is no GPU or no nvidia-smi.
+
+    Clocks fall within seconds after the work stops: ask right after it.
+    """
+    import torch
+
+    if shutil.which("nvidia-smi") is None or not torch.cuda.is_available():
         return None
-    command = ["nvidia-smi", f"--id={device}", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
+    # nvidia-smi counts all GPUs of the machine, CUDA those it was given: the UUID is the same in both.
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    command = ["nvidia-smi", f"--id=GPU-{uuid}", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (subprocess.SubprocessError, OSError):

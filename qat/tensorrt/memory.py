@@ -82,7 +82,11 @@ class TensorBuffer:
 
     def fill(self, array: Array) -> None:
         """Copy into pinned memory; the array may be reused at once."""
-        self._view(self._host).copy_(torch.from_numpy(np.ascontiguousarray(array)))
+        target = self._view(self._host)
+        if self.dtype == torch.bfloat16:
+            target.copy_(torch.from_numpy(np.array(array)))
+        else:
+            np.copyto(target.numpy(), array)
 
     def upload(self) -> None:
         """Start the copy to the device on the current stream."""

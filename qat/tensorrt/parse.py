@@ -8,6 +8,7 @@ from typing import Any
 from qat.errors import EngineError
 from qat.tensorrt.advice import advice_for
 from qat.tensorrt.api import Library
+from qat.tensorrt.lint_advice import LinterAdvice
 from qat.tensorrt.profiles import NetworkInput
 
 
@@ -42,21 +43,24 @@ def parse_onnx(library: Library, network: Any, path: str | Path) -> Any:
         The parser; it owns the weights, so it must live as long as the network is built from.
 
     Raises:
-        EngineError: TensorRT refuses the file; one line for each error with node, operator and advice.
+        EngineError: TensorRT refuses the file; for each error node, operator, and what the linter finds there.
     """
     parser = library.trt.OnnxParser(network, library.log.trt_logger)
     if not parser.parse_from_file(str(path)):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
-        lines = [_describe(error) for error in errors] or ["the parser gave no reason"]
+        linter = LinterAdvice(path)
+        lines = [_describe(error, linter) for error in errors] or ["the parser gave no reason"]
         raise EngineError(f"{library.name} {library.version} cannot parse '{path}':\n" + "\n".join(lines))
     return parser
 
 
-def _describe(error: Any) -> str:
+def _describe(error: Any, linter: LinterAdvice) -> str:
     where = f"node '{error.node_name()}' ({error.node_operator()})" if error.node_name() else "the file"
-    text = error.desc().strip().rstrip(".")
-    advice = advice_for(error.node_operator(), text)
-    return f"- {where}: {text}." + (f" {advice}" if advice else "")
+    # Without a driver the parser adds a complaint about CUDA that has nothing to do with the file.
+    lines = [line for line in error.desc().strip().splitlines() if "catchCudaError" not in line]
+    text = " ".join(lines).rstrip(".")
+    advice = linter.about(error.node_name(), text) or [advice_for(error.node_operator(), text)]
+    return "\n  ".join([f"- {where}: {text}.", *filter(None, advice)])
 
 
 def network_inputs(network: Any) -> list[NetworkInput]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qat.errors import EngineError
+from qat.errors import EngineError, RunnerError
 
 Shape = tuple[int, ...]
 
@@ -139,3 +139,30 @@ def _check_range(index: int, item: NetworkInput, shapes: ShapeRange) -> None:
             f"Profile {index} gives input '{item.name}' the shapes {show(shapes.min)} to {show(shapes.max)}, but the "
             f"ONNX file declares {show(item.shape)} (-1 is dynamic). Fixed dimensions cannot change."
         )
+
+
+def choose_profile(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
+    """Index of the profile that accepts `shapes` and is tuned closest to them.
+
+    Raises:
+        RunnerError: no profile accepts them; the message lists what each does.
+    """
+    best, best_distance = -1, 0
+    for index, profile in enumerate(profiles):
+        if all(profile[name].contains(shape) for name, shape in shapes.items() if name in profile):
+            distance = sum(
+                abs(size - tuned)
+                for name, shape in shapes.items()
+                if name in profile
+                for size, tuned in zip(shape, profile[name].opt, strict=True)
+            )
+            if best < 0 or distance < best_distance:
+                best, best_distance = index, distance
+    if best < 0:
+        accepted = "; ".join(
+            f"profile {index}: " + ", ".join(f"{n} {show(s.min)} to {show(s.max)}" for n, s in profile.items())
+            for index, profile in enumerate(profiles)
+        )
+        asked = ", ".join(f"{name} {show(shape)}" for name, shape in shapes.items())
+        raise RunnerError(f"No profile of the engine accepts {asked}. It has {accepted}. Build one for these shapes.")
+    return best

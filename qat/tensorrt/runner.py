@@ -7,7 +7,7 @@ and 11.4 and of tensorrt_rtx 1.7 (tests/tensorrt/test_api_presence.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +17,12 @@ from qat.errors import EngineError, RunnerError
 from qat.runtime.cuda_timing import capture_graph
 from qat.runtime.runner import Array, Arrays, TensorSpec, check_inputs
 from qat.tensorrt.api import Library
+from qat.tensorrt.context import create_context, stream_weights
 from qat.tensorrt.engine import LoadedEngine, load_engine
 from qat.tensorrt.memory import DynamicOutput, TensorBuffer, make_output_allocator, numpy_type, torch_type
-from qat.tensorrt.profiles import Profile, ShapeRange, show
+from qat.tensorrt.profiles import Profile, ShapeRange, choose_profile, show
 
 Shapes = dict[str, tuple[int, ...]]
-
-
-def choose_profile(profiles: Sequence[Profile], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Index of the profile that accepts `shapes` and is tuned closest to them.
-
-    Raises:
-        RunnerError: no profile accepts them; the message lists what each does.
-    """
-    best, best_distance = -1, 0
-    for index, profile in enumerate(profiles):
-        if all(profile[name].contains(shape) for name, shape in shapes.items() if name in profile):
-            distance = sum(
-                abs(size - tuned)
-                for name, shape in shapes.items()
-                if name in profile
-                for size, tuned in zip(shape, profile[name].opt, strict=True)
-            )
-            if best < 0 or distance < best_distance:
-                best, best_distance = index, distance
-    if best < 0:
-        accepted = "; ".join(
-            f"profile {index}: " + ", ".join(f"{n} {show(s.min)} to {show(s.max)}" for n, s in profile.items())
-            for index, profile in enumerate(profiles)
-        )
-        asked = ", ".join(f"{name} {show(shape)}" for name, shape in shapes.items())
-        raise RunnerError(f"No profile of the engine accepts {asked}. It has {accepted}. Build one for these shapes.")
-    return best
 
 
 class TensorRTRunner:
@@ -58,7 +32,8 @@ class TensorRTRunner:
         engine: a file, or an engine loaded before, so that several runners share its weights.
         library: TensorRT, if `engine` is a file.
         cuda_graph: capture each new set of shapes as a CUDA graph and replay it.
-        weight_streaming_budget: bytes of weights kept on the GPU, for an engine built with weight_streaming.
+        weight_streaming_budget: bytes of weights kept on the GPU, for an engine built with weight_streaming; None
+            keeps them all there, so that nothing is streamed.
 
     Raises:
         EngineError: the engine cannot be loaded, or has no memory to run.
@@ -76,8 +51,8 @@ class TensorRTRunner:
         self.cuda_graph = cuda_graph
         trt_engine = self.loaded.engine
         if weight_streaming_budget is not None:
-            trt_engine.weight_streaming_budget_v2 = weight_streaming_budget
-        self.context = _create_context(self.loaded)
+            stream_weights(self.loaded, weight_streaming_budget)
+        self.context = create_context(self.loaded)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._profilers: list[Any] = []
         self._input_names = self.loaded.tensor_names("INPUT")
@@ -121,7 +96,7 @@ class TensorRTRunner:
         shapes: Shapes = {name: inputs[name].shape for name in self._input_names}
         hosted = [name for name in self._input_names if self._buffers[name].on_host]
         for name in self._input_names:
-            if self._buffers[name].shape != shapes[name]:
+            if self._shapes.get(name) != shapes[name]:
                 self.stream.synchronize()
                 self._buffers[name].resize(shapes[name])
             self._buffers[name].fill(inputs[name])
@@ -175,14 +150,20 @@ class TensorRTRunner:
             if not context.set_input_shape(name, shape):
                 raise RunnerError(f"TensorRT refuses the shape {show(shape)} of input '{name}'.")
         for name in self._input_names:
-            context.set_tensor_address(name, self._buffers[name].address)
-        missing = context.infer_shapes()
+            self._set_address(name)
+        try:
+            missing = context.infer_shapes()
+        except RuntimeError as error:
+            raise EngineError(f"TensorRT cannot infer the output shapes for {shapes}: {error}") from error
         if missing:
             raise EngineError(f"TensorRT cannot infer shapes: {list(missing)} are not specified.")
         for name in self._output_names:
             self._bind_output(name)
         self._shapes = shapes
         if self.cuda_graph and not self._dynamic:
+            # The run before the capture must read real inputs: an index out of range would be a memory fault.
+            with torch.cuda.stream(self.stream):
+                self.upload()
             self._graph = capture_graph(self._enqueue, self.stream)
 
     def _bind_output(self, name: str) -> None:
@@ -191,11 +172,16 @@ class TensorRTRunner:
             if self._dynamic.pop(name, None) is not None:
                 self.context.set_output_allocator(name, None)
             self._buffers[name].resize(shape)
-            self.context.set_tensor_address(name, self._buffers[name].address)
+            self._set_address(name)
         elif name not in self._dynamic:
             self._dynamic[name] = DynamicOutput(name, self._buffers[name].dtype)
             self._allocators[name] = make_output_allocator(self.library, self._dynamic[name])
-            self.context.set_output_allocator(name, self._allocators[name])
+            if not self.context.set_output_allocator(name, self._allocators[name]):
+                raise EngineError(f"TensorRT refuses an output allocator for '{name}'.")
+
+    def _set_address(self, name: str) -> None:
+        if not self.context.set_tensor_address(name, self._buffers[name].address):
+            raise EngineError(f"TensorRT refuses the memory of tensor '{name}'.")
 
     def _enqueue(self) -> None:
         if not self.context.execute_async_v3(self.stream.cuda_stream):
@@ -220,18 +206,3 @@ class TensorRTRunner:
         names = [name for name in self._input_names if not self._buffers[name].on_host]
         bounds = {name: self.loaded.engine.get_tensor_profile_shape(name, index) for name in names}
         return {name: ShapeRange(*(tuple(dims) for dims in three)) for name, three in bounds.items()}
-
-
-def _create_context(loaded: LoadedEngine) -> Any:
-    trt, engine = loaded.library.trt, loaded.engine
-    if loaded.library.is_rtx:
-        # RTX compiles kernels for dynamic shapes in the background by default; measured times would be those of
-        # the fallback kernels.
-        config = engine.create_runtime_config()
-        config.dynamic_shapes_kernel_specialization_strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
-        context = engine.create_execution_context(config)
-    else:
-        context = engine.create_execution_context()
-    if context is None:
-        raise EngineError(f"'{loaded.path}' gets no execution context: the GPU's memory does not suffice.")
-    return context

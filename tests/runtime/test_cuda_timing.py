@@ -1,8 +1,11 @@
+import numpy as np
 import pytest
 import torch
 
 from qat.errors import RunnerError
+from qat.runtime import TorchRunner
 from qat.runtime.cuda_timing import capture_graph, time_on_stream, time_streams
+from qat.runtime.torch import measure_torch
 
 pytestmark = pytest.mark.gpu
 
@@ -60,3 +63,10 @@ def test_streams_run_together() -> None:
     work = [(_work(1024, stream)[0], stream) for stream in streams]
     times, wall = time_streams(work, warmup=2, iterations=5)
     assert len(times) == 10 and 0 < wall * 1000 <= sum(times) * 1.5
+
+
+def test_torch_is_timed_with_and_without_copies() -> None:
+    runner = TorchRunner(torch.nn.Linear(2048, 8), device="cuda")
+    inputs = {"input": np.zeros((4096, 2048), np.float32)}
+    execution, with_copies = measure_torch(runner, inputs, warmup=2, iterations=10)
+    assert execution.batch == 4096 and 0 < execution.median_ms < with_copies.median_ms

@@ -3,7 +3,7 @@ import pytest
 from onnx import numpy_helper
 
 from qat.errors import RunnerError
-from qat.runtime.data import compare_outputs, folder_batches, load_pb, load_test_sets, random_inputs, verify
+from qat.runtime.data import compare_outputs, holds_test_sets, load_pb, load_test_sets, random_inputs, verify
 
 
 def _write(folder, **arrays) -> None:
@@ -25,11 +25,13 @@ def test_test_sets_are_numbered_not_sorted_by_text(tmp_path) -> None:
 
 def test_the_folder_of_one_set_is_enough(tmp_path) -> None:
     _write(tmp_path, input_0=np.zeros(1, np.float16))
+    assert holds_test_sets(tmp_path)
     (only,) = load_test_sets(tmp_path, ["x"], ["y"])
     assert only.inputs["x"].dtype == np.float16 and only.outputs == {}
 
 
 def test_missing_and_broken_sets_are_explained(tmp_path) -> None:
+    assert not holds_test_sets(tmp_path)
     with pytest.raises(RunnerError, match="neither"):
         load_test_sets(tmp_path, ["x"], ["y"])
     _write(tmp_path, input_0=np.zeros(1))
@@ -64,19 +66,6 @@ def test_verify_runs_every_set(tmp_path) -> None:
     _write(tmp_path / "test_data_set_1", input_0=np.ones(2, np.float32), output_0=np.zeros(2, np.float32))
     found = verify(_Identity(), load_test_sets(tmp_path, ["x"], ["y"]))
     assert found["test_data_set_0"] == [] and len(found["test_data_set_1"]) == 1
-
-
-def test_folder_of_samples(tmp_path) -> None:
-    for index in range(5):
-        np.save(tmp_path / f"{index}.npy", np.full((3, 2), index, np.float32))
-    batches = [batch["x"] for batch in folder_batches(tmp_path, "x", 2)]
-    assert [batch.shape for batch in batches] == [(2, 3, 2), (2, 3, 2), (1, 3, 2)]
-    assert [int(value) for value in np.concatenate(batches)[:, 0, 0]] == [0, 1, 2, 3, 4]
-    np.save(tmp_path / "9.npy", np.zeros((3, 3), np.float32))
-    with pytest.raises(RunnerError, match=r"9\.npy"):
-        list(folder_batches(tmp_path, "x", 2))
-    with pytest.raises(RunnerError, match=r"no \.npy"):
-        list(folder_batches(tmp_path / "none", "x", 2))
 
 
 def test_random_inputs_are_valid_indices_and_repeatable() -> None:

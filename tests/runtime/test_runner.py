@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qat.errors import RunnerError
 from qat.runtime import OnnxRuntimeRunner, Runner, TensorSpec, TorchRunner, check_inputs, run_in_batches
 from qat.runtime.runner import Array, Arrays
+from qat.runtime.torch import measure_torch
 
 
 def _scale_model(batch: int | str = "n") -> bytes:
@@ -110,6 +111,11 @@ def test_torch_with_several_inputs_and_outputs() -> None:
     np.testing.assert_array_equal(result["d"], X)
     with pytest.raises(RunnerError, match="returned 2 tensors"):
         TorchRunner(_Pair(), ["a", "b"], ["s"]).run({"a": X, "b": X})
+
+
+def test_on_a_cpu_torch_has_nothing_to_copy() -> None:
+    execution, with_copies = measure_torch(TorchRunner(_Pair(), ["a", "b"], ["s", "d"]), {"a": X, "b": X}, 1, 3)
+    assert execution == with_copies and execution.count == 3 and execution.batch == len(X)
 
 
 class _Recorder:

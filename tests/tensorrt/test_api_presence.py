@@ -11,7 +11,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+import binding_checks
 import pytest
+from binding_checks import argument_counts, find, missing_names, wrong_calls
 
 import qat.tensorrt
 from qat.errors import EngineError
@@ -35,6 +37,8 @@ OBJECTS = {
     "network": "INetworkDefinition",
     "config": "IBuilderConfig",
     "parser": "OnnxParser",
+    "refitter": "Refitter",
+    "parser_refitter": "OnnxParserRefitter",
     "error": "ParserError",
     "trt_profile": "IOptimizationProfile",
     "cache": "ITimingCache",
@@ -77,7 +81,7 @@ def used_names() -> set[str]:
     """Dotted names of TensorRT in the package's source: `BuilderFlag.TF32`, `IBuilderConfig.set_flag`."""
     found = set(OVERRIDDEN)
     for file in Path(qat.tensorrt.__file__).parent.glob("*.py"):
-        runtime_config = file.name == "runner.py"
+        runtime_config = file.name == "context.py"
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and _name(node.func) == "member" and isinstance(node.args[0], ast.Constant):
                 member = node.args[1]
@@ -97,16 +101,18 @@ def used_names() -> set[str]:
     return {name for name in found if "__" not in name and name not in ("trt_logger",)}
 
 
-def _missing(module: object, names: set[str]) -> list[str]:
-    missing = []
-    for name in sorted(names):
-        owner: object = module
-        for part in name.split("."):
-            owner = getattr(owner, part, None)
-            if owner is None:
-                missing.append(name)
-                break
-    return missing
+def used_calls() -> set[tuple[str, int]]:
+    """Methods of TensorRT objects that are called, each with its number of arguments; all are positional."""
+    found = set()
+    for file in Path(qat.tensorrt.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            owner, method = _name(node.func.value), node.func.attr
+            if owner in OBJECTS and (owner, method) not in NOT_TENSORRT:
+                assert not node.keywords and not any(isinstance(arg, ast.Starred) for arg in node.args)
+                found.add((f"{OBJECTS[owner]}.{method}", len(node.args)))
+    return found
 
 
 def test_the_scan_finds_what_is_known_to_be_used() -> None:
@@ -127,8 +133,35 @@ def test_the_scan_finds_what_is_known_to_be_used() -> None:
     assert expected <= used_names()
 
 
-def test_every_name_exists_in_rtx(rtx) -> None:
-    assert _missing(rtx.trt, used_names()) == []
+def test_the_scan_finds_calls_with_their_arguments() -> None:
+    expected = {
+        ("IExecutionContext.execute_async_v3", 1),
+        ("IBuilderConfig.set_memory_pool_limit", 2),
+        ("Builder.build_serialized_network", 2),
+        ("ICudaEngine.create_execution_context", 0),
+        ("ICudaEngine.create_execution_context", 1),
+        ("OnnxParserRefitter.refit_from_file", 1),
+        ("IBuilderConfig.set_timing_cache", 2),
+    }
+    assert expected <= used_calls()
+
+
+def test_rtx_has_every_name_and_takes_every_call(rtx) -> None:
+    assert missing_names(rtx.trt, used_names()) == []
+    assert wrong_calls(rtx.trt, sorted(used_calls())) == []
+
+
+def test_the_count_of_arguments_knows_overloads_and_defaults(rtx) -> None:
+    counts = {
+        "ICudaEngine.create_execution_context": {0, 1},
+        "IExecutionContext.set_input_shape": {2},
+        "ICudaEngine.get_tensor_format": {1, 2},
+        "IExecutionContext.infer_shapes": {0},
+    }
+    assert {name: argument_counts(find(rtx.trt, name)) for name in counts} == counts
+    assert wrong_calls(rtx.trt, [("IExecutionContext.infer_shapes", 1)]) == [
+        "IExecutionContext.infer_shapes takes [0] arguments, not 1"
+    ]
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -169,30 +202,25 @@ def bindings(request, tmp_path_factory):
     return version, folder
 
 
-_PROBE = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import tensorrt_bindings as trt
-missing = []
-for name in json.loads(sys.argv[2]):
-    owner = trt
-    for part in name.split("."):
-        owner = getattr(owner, part, None)
-        if owner is None:
-            missing.append(name)
-            break
-print(json.dumps([trt.__version__, missing]))
-"""
-
-
-def test_every_name_exists_in_tensorrt_10_and_11(bindings) -> None:
-    version, folder = bindings
-    names = {n for n in used_names() if n not in RTX_ONLY and n.split(".")[0] not in RTX_ONLY}
-    command = [sys.executable, "-c", _PROBE, str(folder / "site"), json.dumps(sorted(names))]
+def _ask(folder: Path, names: set[str], calls: set[tuple[str, int]]) -> list:
+    """Version, missing names, wrong calls."""
+    question = json.dumps({"names": sorted(names), "calls": sorted(calls)})
+    command = [sys.executable, binding_checks.__file__, str(folder / "site"), question]
     environment = {"LD_LIBRARY_PATH": str(folder / "lib"), "PATH": "/usr/bin:/bin"}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    found, missing = json.loads(run.stdout.strip().splitlines()[-1])
-    assert found == version and missing == []
+    return json.loads(run.stdout.strip().splitlines()[-1])
+
+
+def _is_rtx(name: str) -> bool:
+    return name in RTX_ONLY or name.split(".", maxsplit=1)[0] in RTX_ONLY
+
+
+def test_tensorrt_10_and_11_have_every_name_and_take_every_call(bindings) -> None:
+    version, folder = bindings
+    names = {name for name in used_names() if not _is_rtx(name)}
+    calls = {call for call in used_calls() if not _is_rtx(call[0])}
+    assert len(calls) > 40
+    assert _ask(folder, names, calls) == [version, [], []]
 
 
 def test_nothing_is_used_that_tensorrt_11_dropped() -> None:
@@ -204,10 +232,7 @@ def test_nothing_is_used_that_tensorrt_11_dropped() -> None:
 def test_rtx_only_names_are_really_missing_elsewhere(bindings) -> None:
     """A name listed as RTX's own that TensorRT has as well would hide a check."""
     version, folder = bindings
-    command = [sys.executable, "-c", _PROBE, str(folder / "site"), json.dumps(sorted(RTX_ONLY))]
-    environment = {"LD_LIBRARY_PATH": str(folder / "lib"), "PATH": "/usr/bin:/bin"}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert set(json.loads(run.stdout.strip().splitlines()[-1])[1]) == RTX_ONLY, version
+    assert set(_ask(folder, RTX_ONLY, set())[1]) == RTX_ONLY, version
 
 
 def test_numbers_of_flags_are_never_written() -> None:

@@ -1,15 +1,18 @@
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import onnx
 import pytest
 
-from qat.runtime import OnnxRuntimeRunner
-
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(autouse=True)
+def _scripts_import_each_other(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
 
 
 def _script(name: str) -> ModuleType:
@@ -59,53 +62,39 @@ def test_workspace_sizes_as_trtexec_spells_them(text, size) -> None:
 
 def test_inspect_reads_the_manifest_without_a_gpu(write_toy, tmp_path, rtx, capsys) -> None:
     path, engine = write_toy("qdq", float_layers=("mid",)), tmp_path / "e.engine"
-    assert _build(path, engine) == 0
+    details = tmp_path / "layers.json"
+    assert _build(path, engine, "--exportLayerInfo", str(details)) == 0
     inspect = _script("inspect_engine").main
+    assert inspect(["--layerInfo", str(details), "--onnx", str(path), "--min-int8", "70"]) == 0
+    assert "INT8: 75.0 %" in capsys.readouterr().out
     assert inspect(["--engine", str(engine), "--onnx", str(path), "--min-int8", "70"]) == 0
     out = capsys.readouterr().out
     assert "INT8: 75.0 %" in out and "module conv2" in out
     assert inspect(["--engine", str(engine), "--onnx", str(path), "--min-int8", "80"]) == 1
     assert inspect(["--layerInfo", str(tmp_path / "none.json")]) == 1
+    for text in ("[]", "{}", "no json"):
+        details.write_text(text)
+        assert inspect(["--layerInfo", str(details)]) == 1
 
 
-def test_benchmark_sweeps_onnx_runtime(write_toy, tmp_path, capsys) -> None:
-    path, report, plot = write_toy(), tmp_path / "r.json", tmp_path / "p.png"
-    arguments = ["--onnx", str(path), "--shapes", "input:1x3x16x16", "--iterations", "3", "--warmUp", "1"]
-    extra = ["--batches", "1,4", "--json", str(report), "--plot", str(plot)]
-    assert _script("benchmark").main([*arguments, *extra]) == 0
-    result = json.loads(report.read_text())
-    assert [point["batch"] for point in result["sweep"]] == [1, 4]
-    assert all(point["latency"]["median_ms"] > 0 for point in result["sweep"])
-    assert result["environment"]["packages"]["onnxruntime"] and plot.read_bytes().startswith(b"\x89PNG")
-
-
-def test_benchmark_says_why_a_batch_cannot_run(write_toy, capsys) -> None:
-    arguments = ["--onnx", str(write_toy()), "--shapes", "input:1x3x15", "--iterations", "1", "--batches", "1"]
-    assert _script("benchmark").main(arguments) == 0
-    assert "takes" in capsys.readouterr().out
-
-
-def test_benchmark_measures_torch(tmp_path, monkeypatch, capsys) -> None:
-    (tmp_path / "tiny_model.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(4, 2)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    arguments = ["--torch", "tiny_model:make", "--shapes", "x:2x4", "--iterations", "2"]
-    assert _script("benchmark").main(arguments) == 0
-    assert _script("benchmark").main(["--torch", "no_such:thing", "--shapes", "x:2x4"]) == 1
-    sys.modules.pop("tiny_model", None)
-
-
-def test_verify_compares_with_test_data(write_toy, tmp_path) -> None:
-    from onnx import numpy_helper
-
+def test_a_build_warns_where_tensorrt_changes_the_numbers_without_a_word(write_toy, tmp_path, rtx, capsys) -> None:
     path = write_toy()
-    x = np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)
-    y = OnnxRuntimeRunner(path).run({"input": x})["logits"]
-    folder = tmp_path / "data" / "test_data_set_0"
-    folder.mkdir(parents=True)
-    (folder / "input_0.pb").write_bytes(numpy_helper.from_array(x).SerializeToString())
-    (folder / "output_0.pb").write_bytes(numpy_helper.from_array(y).SerializeToString())
-    arguments = ["--onnx", str(path), "--shapes", "input:1x3x16x16", "--iterations", "1", "--reference"]
-    arguments += ["--verify", str(tmp_path / "data")]
-    assert _script("benchmark").main(arguments) == 0
-    (folder / "output_0.pb").write_bytes(numpy_helper.from_array(y + 1).SerializeToString())
-    assert _script("benchmark").main(arguments) == 1
+    model = onnx.load(path)
+    for item in model.graph.initializer:
+        if item.name == "in.zero":
+            item.CopyFrom(onnx.numpy_helper.from_array(np.zeros((), np.uint8), item.name))
+    onnx.save(model, path)
+    assert _build(path, tmp_path / "e.engine") == 0
+    assert "warning: error   code-type: 'in/QuantizeLinear'" in capsys.readouterr().err
+    assert _build(path, tmp_path / "e.engine") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_weight_streaming_budgets_as_trtexec_spells_them(capsys) -> None:
+    parser = _script("run_model").make_parser()
+    common = ["--engine", "e", "--inputs", "f", "--weightStreamingBudget"]
+    for text in ("50%", "12.5%", "20M", "0"):
+        assert parser.parse_args([*common, text]).weightStreamingBudget == text
+    with pytest.raises(SystemExit):
+        parser.parse_args([*common, "much"])
+    assert "no size" in capsys.readouterr().err

@@ -1,8 +1,7 @@
 import pytest
 
 from qat.errors import EngineError, RunnerError
-from qat.tensorrt.profiles import NetworkInput, ShapeRange, check_profiles, make_profiles, parse_shapes
-from qat.tensorrt.runner import choose_profile
+from qat.tensorrt.profiles import NetworkInput, ShapeRange, check_profiles, choose_profile, make_profiles, parse_shapes
 
 
 def test_trtexec_spelling() -> None:

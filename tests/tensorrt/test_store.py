@@ -138,7 +138,8 @@ def test_bad_plans_are_refused_before_loading(content, tmp_path: Path, rtx) -> N
 
 def test_a_plan_of_another_library_or_version_is_refused(built) -> None:
     _, engine, _, rtx = built
-    assert check_plan(engine, rtx)
+    plan, manifest = check_plan(engine, rtx)
+    assert plan == engine.read_bytes() and manifest["options"]["version_compatible"] is False
     with pytest.raises(EngineError, match="TensorRT for RTX"):
         check_plan(engine, dataclasses.replace(rtx, name="tensorrt"))
     with pytest.raises(EngineError, match=r"9\.9"):

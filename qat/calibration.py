@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from qat.errors import CalibrationError
+from qat.modes import evaluation_mode
 from qat.quantizer import QuantizerState, TensorQuantizer, name_quantizers, named_quantizers, set_quantizer_state
 
 logger = logging.getLogger("qat")
@@ -92,17 +93,14 @@ def run_batch(model: nn.Module, batch: Any) -> Any:
 @contextmanager
 def calibrating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode with every quantizer CALIBRATING inside; modes and states are restored, also after an error."""
-    modes = [(module, module.training) for module in model.modules()]
     states = [(q, q.state, q.reason) for _, q in named_quantizers(model)]
-    model.eval()
-    set_quantizer_state(model, QuantizerState.CALIBRATING)
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        for quantizer, state, reason in states:
-            quantizer.set_state(state, reason)
+    with evaluation_mode(model):
+        set_quantizer_state(model, QuantizerState.CALIBRATING)
+        try:
+            yield
+        finally:
+            for quantizer, state, reason in states:
+                quantizer.set_state(state, reason)
 
 
 @torch.no_grad()

@@ -76,7 +76,9 @@ def _amax_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_
     grad_scale = grad.float() * torch.where(inside, codes - ratio, codes.clamp(min_bound, max_bound))
     others = [d for d in range(x.dim()) if d != axis]
     total = grad_scale.sum() if axis is None else grad_scale.sum(others)
-    per_scale = max(x.numel() // max(amax.numel(), 1), 1)
+    # A weight, whose codes are symmetric, has no batch; of an activation only one sample's features count.
+    samples = 1 if min_bound == -max_bound or axis == 0 or x.dim() == 0 else x.shape[0]
+    per_scale = max(x.numel() // max(amax.numel() * samples, 1), 1)
     gradient: Tensor = (total.reshape(amax.shape) * (max_bound / (per_scale * max_bound) ** 0.5)).to(amax.dtype)
     return gradient
 
@@ -141,8 +143,10 @@ def fake_quantize(
 
     The gradient to x is the straight-through estimator (Bengio et al. 2013): 1 where the rounded code lies within
     the bounds, 0 outside. The gradient to amax, computed only where amax requires one, is LSQ's (Esser et al.
-    2020, equations 3 and 5), scaled so that a plain gradient step on amax equals LSQ's step on the scale
-    times max_bound.
+    2020): equation 3 times 1 / sqrt(N * max_bound) of section 2.2, scaled so that a plain gradient step on amax
+    equals LSQ's step on the scale times max_bound. N is the number of weights that share the scale, or of features
+    of one sample (dimension 0 counts samples), so that the step does not depend on how a batch is divided. Bounds
+    that are symmetric mean a weight.
 
     Args:
         x: floating-point tensor of any shape and memory format.

@@ -54,6 +54,7 @@ class TensorQuantizer(nn.Module):
         self.state = QuantizerState.QUANTIZING
         self.amax_mode = AmaxMode.FROZEN
         self.momentum = 0.01
+        self.step_max: Tensor | None = None
         self.reason = ""
         self.dead: list[int] = []
         self.calibrator: Calibrator | None = None
@@ -71,8 +72,10 @@ class TensorQuantizer(nn.Module):
 
     @property
     def amax(self) -> Tensor | None:
-        """Absolute maximum, float32, shape () or (C,); None before calibration."""
-        return self._amax if self.calibrated else None
+        """Absolute maximum, float32, shape () or (C,), never negative; None before calibration."""
+        if not self.calibrated:
+            return None
+        return self._amax.abs() if isinstance(self._amax, nn.Parameter) else self._amax
 
     @amax.setter
     def amax(self, value: Tensor | float) -> None:
@@ -94,7 +97,8 @@ class TensorQuantizer(nn.Module):
     @property
     def scale(self) -> Tensor | None:
         """amax / max_bound, float32, at least MIN_SCALE; None before calibration."""
-        return compute_scale(self._amax.detach().abs(), self.descriptor.max_bound) if self.calibrated else None
+        amax = self.amax
+        return None if amax is None else compute_scale(amax.detach(), self.descriptor.max_bound)
 
     @property
     def fixed(self) -> bool:
@@ -113,11 +117,15 @@ class TensorQuantizer(nn.Module):
         """Freeze amax, re-estimate it in each training step, or learn it as a parameter.
 
         Re-estimation is a moving average of the batch maximum for activations (Jacob et al. 2018) and the
-        current maximum for per-channel weights. To learn, call this before the optimizer is built.
+        current maximum for weights. The average moves with every call; in `qat.training.fine_tune` once an optimizer
+        step, by the maximum over all calls and ranks. To learn, call this before the optimizer is built; an optimizer
+        may carry the parameter below zero, its magnitude is amax everywhere.
         """
         mode = AmaxMode(mode)
         self.amax_mode = mode
         value = self._amax.detach()
+        if isinstance(self._amax, nn.Parameter):
+            value = value.abs()
         del self._amax
         if mode is AmaxMode.LEARNED:
             self._amax = nn.Parameter(value)
@@ -164,28 +172,37 @@ class TensorQuantizer(nn.Module):
                 "load a calibrated checkpoint first, or leave the layer float."
             )
         if self.amax_mode is AmaxMode.REESTIMATED and self.training and not self.fixed:
-            self._reestimate(x.detach())
-        amax = self._amax.abs() if self.amax_mode is AmaxMode.LEARNED else self._amax
+            self._reestimate(x.detach(), self.descriptor.narrow_range or isinstance(x, nn.Parameter))
         d = self.descriptor
-        return fake_quantize(x, amax, d.axis, d.min_bound, d.max_bound)
+        return fake_quantize(x, self._amax_in_use(), d.axis, d.min_bound, d.max_bound)
+
+    def _amax_in_use(self) -> Tensor:
+        if self.amax_mode is AmaxMode.LEARNED:
+            return self._amax.abs()
+        # A shared quantizer moves again before the backward pass, which needs the value of this call.
+        return self._amax.clone() if self.amax_mode is AmaxMode.REESTIMATED and self.training else self._amax
 
     @torch.no_grad()
-    def _reestimate(self, x: Tensor) -> None:
+    def _reestimate(self, x: Tensor, weight: bool) -> None:
         d = self.descriptor
-        if d.axis is None:
-            self._amax.lerp_(x.abs().amax().float(), self.momentum)
+        others = [i for i in range(x.dim()) if d.axis is None or i != d.axis % x.dim()]
+        largest = (x.abs().amax(others) if others else x.abs()).float()
+        if weight or d.axis is not None:
+            self._amax.copy_(largest)
+        elif self.step_max is None:
+            self._amax.lerp_(largest, self.momentum)
         else:
-            axis = d.axis % x.dim()
-            self._amax.copy_(x.abs().amax([i for i in range(x.dim()) if i != axis]))
+            self.step_max.copy_(torch.maximum(self.step_max, largest))
 
     def extra_repr(self) -> str:
         """Descriptor, state and range of amax, for print(model)."""
-        if not self.calibrated:
+        found = self.amax
+        if found is None:
             amax = "not calibrated"
-        elif self._amax.numel() == 1:
-            amax = f"amax={self._amax.item():.4g}"
+        elif found.numel() == 1:
+            amax = f"amax={found.item():.4g}"
         else:
-            amax = f"amax=[{self._amax.min().item():.4g}, {self._amax.max().item():.4g}]({self._amax.numel()})"
+            amax = f"amax=[{found.min().item():.4g}, {found.max().item():.4g}]({found.numel()})"
         return f"{self.descriptor.num_bits} bit, axis={self.descriptor.axis}, {self.state.name.lower()}, {amax}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorQuantizer:
@@ -197,6 +214,8 @@ class TensorQuantizer(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: StateDict, prefix: str, keep_vars: bool) -> None:
+        if isinstance(self._amax, nn.Parameter):
+            self._amax.data.abs_()
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "_state"] = torch.tensor(self.state.value, dtype=torch.uint8)
 

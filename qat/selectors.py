@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import glob
 from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
@@ -19,6 +20,11 @@ def as_selectors(value: Selector | Iterable[Selector]) -> list[Selector]:
     if isinstance(value, str | type) or callable(value):
         return [value]
     return list(value)
+
+
+def exact(name: str) -> str:
+    """The glob that matches this name and no other, whatever characters it has."""
+    return glob.escape(name)
 
 
 def match_selector(selectors: Iterable[Selector], name: str, module: nn.Module) -> str | None:

@@ -98,24 +98,33 @@ def test_gradient_passes_inside_the_clamp_only(dtype: torch.dtype, device: str) 
     assert 0 < int(inside.sum()) < 9
 
 
-@pytest.mark.parametrize("axis", [None, 1])
-def test_amax_gradient_is_lsq(axis: int | None) -> None:
+@pytest.mark.parametrize("low", [-128, -127])
+@pytest.mark.parametrize("axis", [None, 1, 0])
+def test_amax_gradient_is_lsq(axis: int | None, low: int) -> None:
     x = torch.randn(3, 4, 5, dtype=torch.float32) * 2
-    amax = (torch.tensor(1.5) if axis is None else torch.rand(4) + 1).requires_grad_()
+    size = 1 if axis is None else x.shape[axis]
+    amax = (torch.tensor(1.5) if axis is None else torch.rand(size) + 1).requires_grad_()
     upstream = torch.randn_like(x)
-    (fake_quantize(x, amax, axis) * upstream).sum().backward()
-    scale = (amax.detach() / 127).double()
-    shaped = scale if axis is None else scale.view(1, 4, 1)
+    (fake_quantize(x, amax, axis, low) * upstream).sum().backward()
+    shaped = (amax.detach() / 127).double().reshape([size if d == axis else 1 for d in range(3)])
     ratio = x.double() / shaped
     slope = torch.where(
-        ratio.round() < -128, -128.0, torch.where(ratio.round() > 127, 127.0, ratio.round() - ratio)
+        ratio.round() < low, float(low), torch.where(ratio.round() > 127, 127.0, ratio.round() - ratio)
     )  # Esser et al. 2020, equation 3
-    per_element = upstream.double() * slope
-    gradient = per_element.sum() if axis is None else per_element.sum((0, 2))
-    count = x.numel() if axis is None else x.numel() / 4
+    gradient = (upstream.double() * slope).sum([d for d in range(3) if d != axis])
+    # Section 2.2: the weights of a layer, or the features of one sample; here those that share a scale.
+    count = {None: 60 if low == -127 else 20, 1: 15 if low == -127 else 5, 0: 20}[axis]
     want = gradient / (count * 127) ** 0.5 * 127
     assert amax.grad is not None
     torch.testing.assert_close(amax.grad.double(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_amax_gradient_of_an_activation_does_not_depend_on_how_the_batch_is_divided() -> None:
+    x, amax = torch.randn(8, 4, 5), torch.tensor(1.5, requires_grad=True)
+    (whole,) = torch.autograd.grad(fake_quantize(x, amax).square().mean(), amax)
+    parts = [torch.autograd.grad(fake_quantize(part, amax).square().mean(), amax)[0] for part in x.chunk(4)]
+    torch.testing.assert_close(torch.stack(parts).mean(), whole)
+    assert whole.abs() > 0.1
 
 
 def test_operator_passes_torch_library_checks() -> None:

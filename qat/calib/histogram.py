@@ -95,13 +95,12 @@ class HistogramCalibrator:
         if options or not 0 < percentile <= 100:
             raise CalibrationError(f"options {options}, percentile={percentile}: only 0 < percentile <= 100 is known.")
         maximum = self._max.compute_amax()
-        merged = self._merged()
+        merged = self.histogram()
         if maximum is None or merged is None:
             return None
         if method == "max":
             return maximum
-        counts, exponent = merged
-        width = 2.0 ** (exponent - self.num_bins.bit_length() + 1)
+        counts, width = merged
         used = min(int(float(maximum) / width) + 1, self.num_bins)
         counts = counts[:used]
         if method == "entropy":
@@ -112,8 +111,8 @@ class HistogramCalibrator:
             edge = percentile_bin(counts, percentile)
         return maximum.clamp_max(edge * width)
 
-    def _merged(self) -> tuple[Tensor, int] | None:
-        """Counts (CPU, int64) and exponent of all ranks together."""
+    def histogram(self) -> tuple[Tensor, float] | None:
+        """Counts of |x| over all ranks (CPU, int64, shape (num_bins,)) and a bin's width; None before any tensor."""
         own = None
         if self._counts is not None and self._exponent is not None:
             own = (self._counts.cpu(), int(self._exponent))
@@ -124,7 +123,7 @@ class HistogramCalibrator:
         total = torch.zeros(self.num_bins, dtype=torch.int64)
         for counts, own_exponent in parts:
             total += _merge_bins(counts, torch.tensor(exponent - own_exponent))
-        return total, exponent
+        return total, 2.0 ** (exponent - self.num_bins.bit_length() + 1)
 
 
 def _merge_bins(counts: Tensor, doublings: Tensor) -> Tensor:

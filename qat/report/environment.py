@@ -12,7 +12,17 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "torchvision", "onnx", "onnxscript", "onnxruntime", "accelerate", "tensorrt", "tensorrt-rtx")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "accelerate",
+    "tensorrt",
+    "tensorrt-rtx",
+)
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8")
 
 

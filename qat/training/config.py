@@ -40,6 +40,7 @@ class TrainConfig:
         log_every_steps: optimizer steps between two reads of the loss from the device.
         tensorboard: write TensorBoard scalars.
         progress: show a progress bar.
+        monitor: write oscillating weights and clipped shares to TensorBoard too; a step then costs a little more.
 
     Raises:
         ConfigError: a value outside its range; the message names the field.
@@ -69,6 +70,7 @@ class TrainConfig:
     log_every_steps: int = field(default=20, metadata=_NO_EFFECT)
     tensorboard: bool = field(default=True, metadata=_NO_EFFECT)
     progress: bool = field(default=True, metadata=_NO_EFFECT)
+    monitor: bool = field(default=False, metadata=_NO_EFFECT)
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -93,6 +95,11 @@ class TrainConfig:
         if self.freeze_bn_epoch is not None and self.freeze_bn_epoch < 0:
             raise ConfigError(
                 f"freeze_bn_epoch={self.freeze_bn_epoch} is negative. Use 0 for all epochs, null for never."
+            )
+        if self.monitor and (self.compile != "no" or not self.tensorboard):
+            raise ConfigError(
+                f"monitor=true needs tensorboard=true and compile=no, not tensorboard={self.tensorboard}, "
+                f"compile={self.compile}: it writes to TensorBoard, and cannot see into a compiled model."
             )
         if self.warmup_epochs > self.epochs:
             raise ConfigError(

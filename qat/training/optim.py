@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from qat.descriptor import MIN_SCALE
 from qat.errors import ConfigError
 from qat.quantizer import TensorQuantizer
 
@@ -98,23 +97,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Give every group `lr` times its `lr_factor`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_factor", 1.0)
-
-
-class PositiveAmax:
-    """Keeps learned amax positive: an optimizer step can carry it past zero, and no checkpoint may hold such a scale.
-
-    A negative value is replaced by its magnitude, which is what the quantizer's forward uses, and a tiny one by the
-    smallest amax that exports.
-    """
-
-    def __init__(self, quantizers: list[TensorQuantizer]) -> None:
-        learned = [q for q in quantizers if isinstance(q._amax, nn.Parameter)]
-        self.parameters = [q._amax for q in learned]
-        self.floors = [q.descriptor.max_bound * MIN_SCALE for q in learned]
-
-    @torch.no_grad()
-    def apply(self) -> None:
-        """Call after each optimizer step."""
-        if self.parameters:
-            torch._foreach_abs_(self.parameters)
-            torch._foreach_clamp_min_(self.parameters, self.floors)

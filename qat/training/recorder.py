@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from qat.debug.monitor import Monitor
 from qat.files import write_json
 from qat.quantizer import named_quantizers
 from qat.training.config import TrainConfig
@@ -36,9 +37,19 @@ class Recorder:
     def __post_init__(self) -> None:
         self._bar: tqdm[Any] | None = None
         self._writer: Any = None
+        self._monitor: Monitor | None = None
+        self._steps = 0
+
+    def watch(self, model: nn.Module) -> None:
+        """Watch the quantizers of the model from now on, where the configuration asks for it."""
+        if self.active and self.config.monitor:
+            self._monitor = Monitor(model)
 
     def open_epoch(self, epoch: int, done: int, steps: int) -> None:
         """Start the bar of an epoch of which `done` of `steps` optimizer steps are behind."""
+        if self._monitor is not None:
+            self._steps = 0
+            self._monitor.watch(True)
         if self.active and self.config.progress:
             self._bar = tqdm(total=steps, initial=done, desc=f"epoch {epoch}/{self.config.epochs - 1}", leave=False)
 
@@ -46,6 +57,10 @@ class Recorder:
         """One optimizer step is done."""
         if self._bar is not None:
             self._bar.update()
+        if self._monitor is not None:
+            self._monitor.step()
+            self._steps += 1
+            self._monitor.watch(self._steps % self.config.log_every_steps == 0)
 
     def show(self, loss: float, lr: float) -> None:
         """Put a loss and the learning rate on the bar."""
@@ -53,7 +68,7 @@ class Recorder:
             self._bar.set_postfix(loss=f"{loss:.4f}", lr=f"{lr:.2e}", refresh=False)
 
     def close_epoch(self, history: list[EpochRecord], model: nn.Module) -> None:
-        """Write the last record of the history, and every amax, to disk."""
+        """Write the last record of the history, every amax and what the monitor saw to disk."""
         self.close_bar()
         if not self.active:
             return
@@ -76,6 +91,7 @@ class Recorder:
         scalars = {"train/loss": record["loss"], "train/lr": record["lr"]}
         scalars |= {f"metric/{name}": value for name, value in record["metrics"].items() if value is not None}
         scalars |= {f"amax/{name}": value for name, value in largest_amax(model).items()}
+        scalars |= self._monitor.scalars() if self._monitor is not None else {}
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, epoch)
         self._writer.flush()
@@ -89,6 +105,9 @@ class Recorder:
     def close(self) -> None:
         """Close everything; the recorder can be dropped after."""
         self.close_bar()
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -18,11 +18,12 @@ from qat.distributed import gather
 from qat.errors import ConfigError, TrainingError
 from qat.quantizer import named_quantizers
 from qat.training.accelerated import broadcast_buffers, from_main_process
+from qat.training.amax import MovingAmax, PositiveAmax
 from qat.training.checkpoint import BEST, LAST, check_same_run, load_checkpoint, load_model, save_checkpoint
 from qat.training.config import TrainConfig
 from qat.training.loader import SkippableLoader, TrainLoader, to_device
 from qat.training.modes import freeze_batch_norm
-from qat.training.optim import PositiveAmax, set_learning_rate
+from qat.training.optim import set_learning_rate
 from qat.training.recorder import EpochRecord, Recorder, finite_or_none
 from qat.training.rng import RngState, capture_rng, restore_rng
 
@@ -81,6 +82,7 @@ class Trainer:
         self.schedule = config.lr_schedule(-(-self.batches // config.accumulate))
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.positive_amax = PositiveAmax([quantizer for _, quantizer in named_quantizers(model)])
+        self.moving_amax = MovingAmax([])
         self.position = Position()
         self.history: list[EpochRecord] = []
         self.recorder = Recorder(folder, config, accelerator.is_main_process)
@@ -128,12 +130,15 @@ class Trainer:
         if self.accelerator.scaler is not None:
             self._update = self.accelerator.prepare_optimizer(self.optimizer, device_placement=False).step
         self.optimizer.zero_grad(set_to_none=True)
+        self.moving_amax = MovingAmax([quantizer for _, quantizer in named_quantizers(self.model)])
+        self.recorder.watch(self.model)
         try:
             while self.position.epoch < self.config.epochs:
                 started = time.perf_counter()
                 self._train_epoch()
                 self._finish_epoch(started)
         finally:
+            self.moving_amax.close()
             self.recorder.close()
 
     def _train_epoch(self) -> None:
@@ -202,6 +207,7 @@ class Trainer:
         self._update()
         self.optimizer.zero_grad(set_to_none=True)
         self.positive_amax.apply()
+        self.moving_amax.apply()
 
     def _read_losses(self) -> float:
         """Read the pending losses from the device, the only wait for it between checkpoints; returns the last."""

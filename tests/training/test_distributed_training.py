@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -25,10 +26,18 @@ def _finals(folder: Path) -> list[dict[str, torch.Tensor]]:
     return [torch.load(file, weights_only=True) for file in sorted(folder.glob("final*.pt"))]
 
 
-def test_two_processes_equal_one_with_the_global_batch(tmp_path: Path) -> None:
-    config = '{"epochs": 2, "accumulate": 2, "clip_norm": 1.0, "freeze_bn_epoch": 0}'
-    _run(tmp_path / "two", 2, 4, config, "--noise=0.5", "--norm")
-    _run(tmp_path / "one", 1, 8, config, "--noise=0.5", "--norm")
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("learned", ["--distill"]),
+        pytest.param("reestimated", [], marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_equal_one_with_the_global_batch(tmp_path: Path, mode: str, options: list[str]) -> None:
+    config = json.dumps({"epochs": 2, "accumulate": 2, "clip_norm": 1.0, "freeze_bn_epoch": 0, "amax_mode": mode})
+    options = ["--noise=0.5", "--norm", *options]
+    _run(tmp_path / "two", 2, 4, config, *options)
+    _run(tmp_path / "one", 1, 8, config, *options)
     left, right = _finals(tmp_path / "two")
     (single,) = _finals(tmp_path / "one")
     for key, value in single.items():

@@ -8,7 +8,8 @@ from qat.descriptor import MIN_SCALE
 from qat.errors import ConfigError
 from qat.quantizer import AmaxMode, TensorQuantizer
 from qat.training import apply_amax_mode, build_optimizer
-from qat.training.optim import PositiveAmax, parameter_groups, set_learning_rate
+from qat.training.amax import PositiveAmax
+from qat.training.optim import parameter_groups, set_learning_rate
 from tiny_training import TinyNet
 
 

@@ -16,7 +16,15 @@ from torch.utils.data import Dataset
 
 from qat.descriptor import QUANT_DESC_8BIT_WEIGHT_PER_CHANNEL
 from qat.quantizer import TensorQuantizer
-from qat.training import TrainConfig, TrainResult, fine_tune, make_loader, supervised_loss
+from qat.training import (
+    DistillConfig,
+    TrainConfig,
+    TrainResult,
+    distilled_loss,
+    fine_tune,
+    make_loader,
+    supervised_loss,
+)
 
 FEATURES, CLASSES = 6, 3
 
@@ -95,6 +103,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--norm", action="store_true")
+    parser.add_argument("--distill", action="store_true", help="from a random teacher, logits and features")
     parser.add_argument("--sleep-after", type=int, default=-1, help="optimizer steps after which to wait to be killed")
     parser.add_argument("--fail-after", type=int, default=-1, help="optimizer steps after which to raise")
     parser.add_argument("--config", type=json.loads, default={})
@@ -105,6 +114,9 @@ def main() -> None:
     # Made before the process group exists, as scripts do.
     loader = make_loader(NoisyData(64, args.noise), args.batch_size, seed=1, num_workers=args.workers)
     criterion, calls = supervised_loss(nn.CrossEntropyLoss()), 0
+    if args.distill:
+        settings = DistillConfig(weight=0.5, features=("first", "norm"))
+        criterion = distilled_loss(criterion, TinyNet(norm=args.norm, quantize=False), settings)
 
     def loss_fn(model: nn.Module, batch: Any) -> Tensor:
         nonlocal calls

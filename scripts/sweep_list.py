@@ -57,7 +57,8 @@ SLOW = (
     "torchvision/convnext_large",
     "torchvision/regnet_?_32gf",
     "torchvision/vit_l_*",
-    "torchvision/vit_h_14",
-    "torchvision/regnet_y_128gf",
 )
 """Run after the others, in this order: many layers or more than 90 million parameters."""
+
+ALONE = ("torchvision/vit_h_14", "torchvision/regnet_y_128gf")
+"""More than 600 million parameters: 12 GiB of memory each."""

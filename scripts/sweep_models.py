@@ -4,10 +4,12 @@
     python scripts/sweep_models.py                          # all; a second run continues where the first one ended
     python scripts/sweep_models.py --only 'torchvision/resnet*' timm/convnext_atto
     python scripts/sweep_models.py --retry --jobs 2         # again those that failed, two at a time
+    python scripts/sweep_models.py --results runs/sweep.json   # all of them anew
 
 Each network has its own process and a time limit, and after each the table in results/sweep.json is written anew. A row
-holds what is quantized, what is float by reason, the comparison with ONNX Runtime, the linter's findings, and for
-a failure its stage and cause. Two batches calibrate; the file has a dynamic batch.
+holds what is quantized, what is float by reason, the comparison with ONNX Runtime, the linter's findings, the most
+memory that was needed, the commit, and for a failure its stage and cause. Two batches calibrate; the file has a
+dynamic batch. The largest networks need some 12 GiB and run one at a time, after the others.
 """
 
 from __future__ import annotations
@@ -16,19 +18,23 @@ import argparse
 import fnmatch
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from _common import run_main
 from qat.files import write_json
-from sweep_list import SIZES, SLOW, TIMM
+from qat.report import environment
+from sweep_list import ALONE, SIZES, SLOW, TIMM
 
 NOT_RUN: dict[str, Any] = {"passed": False, "stage": "not run", "cause": "not run for lack of time"}
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "sweep.json"
@@ -50,17 +56,25 @@ def main(args: list[str]) -> int:
     rows = json.loads(options.results.read_text())["networks"] if options.results.exists() else {}
     chosen = [name for name in all_names() if any(fnmatch.fnmatchcase(name, glob) for glob in options.only)]
     due = [name for name in chosen if not settled(rows.get(name, NOT_RUN), options.retry)]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        running = {pool.submit(in_own_process, name, options.timeout): name for name in due}
-        for done in as_completed(running):
-            name = running[done]
-            rows[name] = done.result()
-            print(f"{name:45} {'passed' if rows[name]['passed'] else rows[name]['cause'][:150]}", flush=True)
-            write_json(options.results, table(rows))
-    write_json(options.results, table(rows))
+    facts = environment()  # before the table, which git may follow, is changed
+    alone = [name for name in due if any(fnmatch.fnmatchcase(name, glob) for glob in ALONE)]
+    for names, jobs in (([name for name in due if name not in alone], options.jobs), (alone, 1)):
+        for name, row in results(names, jobs, options.timeout):
+            rows[name] = {**row, "commit": facts["commit"]}
+            print(f"{name:45} {'passed' if row['passed'] else row['cause'][:150]}", flush=True)
+            write_json(options.results, table(rows, facts))
+    write_json(options.results, table(rows, facts))
     failed = [name for name in chosen if not rows[name]["passed"]]
     print(f"{len(chosen) - len(failed)} of {len(chosen)} passed; the table is in {options.results}")
     return 1 if failed else 0
+
+
+def results(names: list[str], jobs: int, timeout: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows as they come, `jobs` networks at a time."""
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(in_own_process, name, timeout): name for name in names}
+        for done in as_completed(running):
+            yield running[done], done.result()
 
 
 def settled(row: dict[str, Any], retry: bool) -> bool:
@@ -68,11 +82,11 @@ def settled(row: dict[str, Any], retry: bool) -> bool:
     return bool(row["passed"]) or (row["stage"] != "not run" and not retry)
 
 
-def table(rows: dict[str, Any]) -> dict[str, Any]:
-    """The file's content: counts, versions, and a row for every network of the list, run or not."""
+def table(rows: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """The file's content: counts, hardware and versions, and a row for every network of the list, run or not."""
     networks = {name: rows.get(name, NOT_RUN) for name in sorted({*all_names(), *rows})}
     stages = Counter("passed" if row["passed"] else row["stage"] for row in networks.values())
-    return {"counts": dict(stages.most_common()), "environment": environment(), "networks": networks}
+    return {"counts": dict(stages.most_common()), "environment": facts, "networks": networks}
 
 
 def all_names() -> list[str]:
@@ -83,13 +97,6 @@ def all_names() -> list[str]:
     names = [f"torchvision/{name}" for m in modules for name in torchvision.models.list_models(m)]
     names += [f"timm/{name}" for name in TIMM]
     return sorted(names, key=lambda name: next((n for n, glob in enumerate(SLOW, 1) if fnmatch.fnmatch(name, glob)), 0))
-
-
-def environment() -> dict[str, str]:
-    """Versions behind the numbers."""
-    from importlib.metadata import version
-
-    return {name: version(name) for name in ("torch", "torchvision", "timm", "onnx", "onnxruntime", "onnxscript")}
 
 
 def in_own_process(name: str, timeout: float) -> dict[str, Any]:
@@ -103,9 +110,18 @@ def in_own_process(name: str, timeout: float) -> dict[str, Any]:
     try:
         row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
-        tail = " ".join(done.stderr.split())[-300:]
-        row = {"passed": False, "stage": "crash", "cause": f"exit code {done.returncode}: {tail}"}
+        row = {"passed": False, **_died(done)}
     return {**row, "seconds": round(time.perf_counter() - started, 1)}
+
+
+def _died(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Stage and cause of a process that ended without a row."""
+    if done.returncode == -signal.SIGKILL:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        cause = f"killed by the system, which does that when memory runs out; this machine has {total:.0f} GiB"
+        return {"stage": "memory", "cause": cause}
+    tail = " ".join(done.stderr.split())[-300:]
+    return {"stage": "crash", "cause": f"exit code {done.returncode}: {tail}"}
 
 
 def run_network(name: str) -> dict[str, Any]:
@@ -121,6 +137,7 @@ def run_network(name: str) -> dict[str, Any]:
             cause = " ".join(str(error).split())[:500]
             return {**row, "stage": stage.__name__, "cause": f"{type(error).__name__}: {cause}"}
         row[f"{stage.__name__}_seconds"] = round(time.perf_counter() - started, 2)
+        row["peak_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
     findings = row["lint"]
     if findings:
         return {**row, "stage": "lint", "cause": "; ".join(f"{n} x {rule}" for rule, n in findings.items())}

@@ -10,16 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qat.modes import evaluation_mode
 from qat.onnx.inputs import as_call, map_tensors, tensors_in
 from qat.quantizer import QuantizerState, named_quantizers
 
 
 @dataclass(frozen=True)
 class Call:
-    """One distinct tensor through one quantizer: input and output, on the CPU."""
+    """One distinct tensor through one quantizer: copies of input and output on the CPU.
+
+    For a parameter, which stays as it is, x is that parameter itself and y None: copies of a large model's weights
+    would take twice its memory.
+    """
 
     x: Tensor
-    y: Tensor
+    y: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -28,18 +33,6 @@ class Capture:
 
     outputs: list[Tensor]
     calls: dict[str, list[Call]]
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode inside the block, each one's own training flag again after it."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training
 
 
 @contextmanager
@@ -79,8 +72,9 @@ def run_torch(model: nn.Module, inputs: Any, calls: bool = True) -> Capture:
             if any(x is other and x._version == count for other, count in before):
                 return
             before.append((x, x._version))
-            copies = [tensor.detach().to("cpu", copy=True) for tensor in (x, y)]
-            recorded.setdefault(name, []).append(Call(*copies))
+            copies = (tensor.detach().to("cpu", copy=True) for tensor in (x, y))
+            call = Call(x, None) if isinstance(x, nn.Parameter) else Call(*copies)
+            recorded.setdefault(name, []).append(call)
 
         return record
 

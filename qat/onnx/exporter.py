@@ -16,11 +16,12 @@ from torch import nn
 from qat import __version__
 from qat.errors import ExportError
 from qat.files import atomic_write
+from qat.modes import evaluation_mode
 from qat.onnx.binding import AMAX_SUFFIX, bind_sites
-from qat.onnx.capture import evaluation_mode
 from qat.onnx.downgrade import downgrade
-from qat.onnx.inputs import as_call, batch_shapes, repeated, tensors_in
+from qat.onnx.inputs import as_call, batch_shapes, map_tensors, repeated, tensors_in
 from qat.onnx.lowering import lower_sites
+from qat.onnx.memory_format import contiguous_weights
 from qat.onnx.modelfile import opset_of
 from qat.onnx.naming import describe, name_nodes, name_outputs
 from qat.onnx.parity import compare
@@ -118,12 +119,14 @@ def export(
         dynamic_shapes = batch_shapes(example_inputs)
     else:
         dynamic_batch = False
-    with evaluation_mode(model), torch.no_grad():
+    example_inputs = map_tensors(example_inputs, torch.Tensor.contiguous)
+    with evaluation_mode(model), contiguous_weights(model), torch.no_grad():
         program = _torch_export(model, example_inputs, opset, dynamic_batch, dynamic_shapes, input_names)
         sites = bind_sites(program.model, aliases)
         program.optimize()
         present = lower_sites(program.model, sites, int8_weights)
         proto = _finish(program.model, opset, output_names, _facts(present, int8_weights, metadata))
+        del program  # a large model's weights are in memory often enough
         data = _checked_bytes(proto)
         batches = [example_inputs, repeated(example_inputs)] if dynamic_batch else [example_inputs]
         parity = _verified(model, data, batches) if verify else None

@@ -13,7 +13,7 @@ from qat.errors import ExportError
 from qat.onnx.capture import Call, Capture, run_torch
 from qat.onnx.inputs import feeds, map_tensors, tensors_in
 from qat.onnx.report import LayerTotals, OutputTotals, ParityReport, ordered
-from qat.onnx.segments import FileSite, cut, find_sites
+from qat.onnx.segments import FileSite, Weights, cut, find_sites
 from qat.quantizer import QuantizerState, named_quantizers
 from qat.runtime import OnnxRuntimeRunner
 
@@ -69,8 +69,25 @@ def compare(
     model: nn.Module, data: bytes, batches: Iterable[Any], tolerance: float = TOLERANCE, per_layer: bool = False
 ) -> ParityReport:
     """`check_parity` on a serialized file."""
-    runner, layers = OnnxRuntimeRunner(data), _LayerComparison(model, data)
+    totals, due, count = _compare_outputs(model, OnnxRuntimeRunner(data), batches, per_layer)
+    layers = _LayerComparison(model, data)  # when the whole file's session is gone: each is as large as the float model
+    for batch in due:
+        layers.add(batch)
+    return ParityReport(
+        outputs=tuple(total.result() for total in totals),
+        layers=ordered([row.result(tolerance) for row in layers.rows.values()]),
+        unmatched=tuple(sorted(layers.unmatched)),
+        tolerance=tolerance,
+        batches=count,
+    )
+
+
+def _compare_outputs(
+    model: nn.Module, runner: OnnxRuntimeRunner, batches: Iterable[Any], per_layer: bool
+) -> tuple[list[OutputTotals], list[Any], int]:
+    """Totals of each output, the batches to compare by layers, and the number of batches."""
     totals = [OutputTotals(name) for name in runner.output_names]
+    due: list[Any] = []
     count = 0
     for batch in batches:
         given = feeds(batch, runner.input_names)
@@ -84,17 +101,11 @@ def compare(
             total.add(ours, torch.as_tensor(results[total.name])) for total, ours in zip(totals, reference, strict=True)
         ]
         if per_layer or count == 0 or min(levels, default=0.0) < SUSPICIOUS_DB:
-            layers.add(_few(batch, runner))
+            due.append(_few(batch, runner))
         count += 1
     if not count:
         raise ExportError("there are no batches to compare on. Give at least one.")
-    return ParityReport(
-        outputs=tuple(total.result() for total in totals),
-        layers=ordered([row.result(tolerance) for row in layers.rows.values()]),
-        unmatched=tuple(sorted(layers.unmatched)),
-        tolerance=tolerance,
-        batches=count,
-    )
+    return totals, due, count
 
 
 def _few(batch: Any, runner: OnnxRuntimeRunner) -> Any:
@@ -114,9 +125,11 @@ class _LayerComparison:
 
         self.model = model
         self.proto = onnx.load_from_string(data)
+        self.weights = Weights(self.proto)
+        self.quantizers = dict(named_quantizers(model))
         self.amax = {
             name: float(quantizer.amax.abs().max())
-            for name, quantizer in named_quantizers(model)
+            for name, quantizer in self.quantizers.items()
             if quantizer.state is QuantizerState.QUANTIZING and quantizer.amax is not None
         }
         self.sites = find_sites(self.proto, self.amax)
@@ -128,15 +141,16 @@ class _LayerComparison:
     def add(self, batch: Any) -> None:
         """Compare one batch."""
         capture = run_torch(self.model, batch)
-        sites = self._matched(capture)
+        matched = self._matched(capture)
+        sites = [site for site in matched if not site.weight]
         if self._runner is None or sites != self._cut_at:
             ranks = {site.feed: self._call(capture, site).x.dim() for site in sites}
             self._runner = OnnxRuntimeRunner(cut(self.proto, sites, ranks).SerializeToString())
             self._cut_at = sites
         given = feeds(batch, [value.name for value in self.proto.graph.input])
-        forced = {s.feed: self._call(capture, s).x.float().numpy() for s in sites if not s.weight}
+        forced = {site.feed: self._call(capture, site).x.float().numpy() for site in sites}
         results = self._runner.run({**given, **forced})
-        for site in sites:
+        for site in matched:
             self._add_site(site, self._call(capture, site), results)
         for value, reference in zip(self.proto.graph.output, capture.outputs, strict=True):
             row = self.rows.setdefault(value.name, LayerTotals(value.name, "output"))
@@ -157,7 +171,12 @@ class _LayerComparison:
     def _add_site(self, site: FileSite, call: Call, results: dict[str, Any]) -> None:
         kind = "weight" if site.weight else "activation"
         row = self.rows.setdefault(site.quantizer, LayerTotals(site.quantizer, kind))
-        y = call.y if site.perm is None else call.y.permute(site.perm)
+        with torch.no_grad():
+            y = self.quantizers[site.quantizer](call.x).cpu() if call.y is None else call.y
+        y = y if site.perm is None else y.permute(site.perm)
+        if site.weight:
+            runner = OnnxRuntimeRunner(self.weights.model(site).SerializeToString(), threads=1)
+            results = runner.run({})
         quantized = torch.as_tensor(results[site.result])
         row.add_codes(y, quantized)
         if site.weight:

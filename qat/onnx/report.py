@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qat.sqnr import decibel
+
 
 @dataclass(frozen=True)
 class LayerParity:
@@ -129,14 +131,14 @@ class OutputTotals:
             agree = a.argmax(1) == b.argmax(1)
             self.hits, self.votes = self.hits + int(agree.sum()), self.votes + agree.numel()
         self.fits = self.fits and math.isfinite(noise)
-        return _decibel(signal, noise)
+        return decibel(signal, noise)
 
     def result(self) -> OutputParity:
         """The finished row."""
         spread = self.high - self.low
         relative = self.max_abs / spread if spread > 0 else (0.0 if self.max_abs == 0 else math.inf)
         agreement = self.hits / self.votes if self.votes else None
-        return OutputParity(self.name, self.max_abs, relative, _decibel(self.signal, self.noise), agreement, self.fits)
+        return OutputParity(self.name, self.max_abs, relative, decibel(self.signal, self.noise), agreement, self.fits)
 
 
 @dataclass
@@ -170,12 +172,6 @@ class LayerTotals:
         """The finished row."""
         passed = self.relative <= tolerance and self.mismatched == 0
         return LayerParity(self.name, self.kind, self.max_abs, self.relative, self.mismatched, passed)
-
-
-def _decibel(signal: float, noise: float) -> float:
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 and math.isfinite(noise) else -math.inf
 
 
 def ordered(rows: Sequence[LayerParity]) -> tuple[LayerParity, ...]:

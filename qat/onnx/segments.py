@@ -71,7 +71,7 @@ def cut(proto: Any, sites: Iterable[FileSite], ranks: dict[str, int]) -> Any:
 
     Args:
         proto: ModelProto; unchanged.
-        sites: those that take part; weights keep their constants.
+        sites: those that take part; none of a weight.
         ranks: feed -> number of dimensions.
 
     Returns:
@@ -84,21 +84,46 @@ def cut(proto: Any, sites: Iterable[FileSite], ranks: dict[str, int]) -> Any:
     outputs = {value.name for value in copy.graph.output}
     inputs = {value.name for value in copy.graph.input}
     chosen = list(sites)
-    feeds = {(site.quantizer, site.call): site.feed for site in chosen if not site.weight}
+    feeds = {(site.quantizer, site.call): site.feed for site in chosen}
     for node in copy.graph.node:
         match = _SITE.fullmatch(node.name)
         if match is None or match["perm"]:
             continue
         key = (match["quantizer"], int(match["call"] or 0))
-        entries = [site.entry for site in chosen if (site.quantizer, site.call) == key and not site.weight]
+        entries = [site.entry for site in chosen if (site.quantizer, site.call) == key]
         if entries and node.input[0] == entries[0]:
             node.input[0] = feeds[key]
     for site in chosen:
-        if not site.weight:
-            dims = [None] * ranks[site.feed]
-            copy.graph.input.append(helper.make_tensor_value_info(site.feed, TensorProto.FLOAT, dims))
-        for name in [site.result] if site.weight else [site.entry, site.result]:
+        dims = [None] * ranks[site.feed]
+        copy.graph.input.append(helper.make_tensor_value_info(site.feed, TensorProto.FLOAT, dims))
+        for name in (site.entry, site.result):
             if name not in outputs and name not in inputs:
                 copy.graph.output.append(ValueInfoProto(name=name))
                 outputs.add(name)
     return copy
+
+
+class Weights:
+    """Single weights of a file, dequantized one by one, since all of them are as large as the float model."""
+
+    def __init__(self, proto: Any) -> None:
+        self.proto = proto
+        self.producers = {name: node for node in proto.graph.node for name in node.output}
+        self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+
+    def model(self, site: FileSite) -> Any:
+        """ModelProto without inputs whose one output is the site's result."""
+        from onnx import ValueInfoProto, helper
+
+        nodes: list[Any] = []
+        constants: dict[str, Any] = {}
+        pending = [site.result]
+        while pending:
+            name = pending.pop()
+            if name in self.constants:
+                constants[name] = self.constants[name]
+            elif name in self.producers:
+                nodes.insert(0, self.producers[name])
+                pending += nodes[0].input
+        graph = helper.make_graph(nodes, "weight", [], [ValueInfoProto(name=site.result)], list(constants.values()))
+        return helper.make_model(graph, opset_imports=self.proto.opset_import, ir_version=self.proto.ir_version)

@@ -27,9 +27,10 @@ _ALWAYS = {
 }
 _GROWN_CARRIERS = frozenset({"Add", "Sqrt", "Reciprocal", "Log", "Neg", "Abs", "Max", "Min", "Clip"})
 _GROWN_CLOSERS = frozenset({"Div", "Mul", "Sub"})
+# AveragePool between two quantizers runs in INT8 in TensorRT; a cast at either side keeps it from that.
 _MOVES = frozenset(
     {"Reshape", "Transpose", "Slice", "Gather", "Concat", "Expand", "Unsqueeze", "Squeeze", "Flatten", "Identity"}
-    | {"Split", "Tile", "DepthToSpace", "SpaceToDepth", "MaxPool"}
+    | {"Split", "Tile", "DepthToSpace", "SpaceToDepth", "MaxPool", "AveragePool"}
 )
 _WIDE_CARRIERS = _MOVES | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Min", "Neg", "Abs"}
 _WIDE_CLOSERS = frozenset({"Clip", "Sin", "Cos", "Sigmoid", "Tanh"})
@@ -223,7 +224,7 @@ class Precision:
             candidates -= out
         for node in candidates:
             del self.half[node]
-            self.kept[node] = "only moves data between float32 tensors"
+            self.kept[node] = "moves or pools data between float32 tensors"
 
     def _between_floats(self, node: Any, candidates: set[Any]) -> bool:
         for value in filter(_is_float, node.inputs):

@@ -51,11 +51,17 @@ def is_small_matmul(node: Node, placement: Placement) -> bool:
 
 
 def reads_pooled_map(node: Node, placement: Placement) -> bool:
-    """A convolution on a map that global pooling has made 1x1."""
+    """A convolution on a map that global pooling, or attention over all of it, has made 1x1."""
     x = node.inputs[0]
     if any(size != 1 for size in x.spatial):
         return False
-    return any(n.op == "global_pool" for n in placement.graph.producers(x, stop=("global_pool",)))
+    stop = ("global_pool", "mul", "add", "concat")
+    return any(n.op == "global_pool" or _pools_by_softmax(n) for n in placement.graph.producers(x, stop))
+
+
+def _pools_by_softmax(node: Node) -> bool:
+    """A sum over all places of a map, weighted by one softmax (the context of GCNet)."""
+    return node.op == "matmul" and softmax_behind(node) is not None and min(node.outputs[0].shape[-2:]) == 1
 
 
 def is_gate(node: Node, placement: Placement) -> bool:
@@ -183,6 +189,8 @@ def residual_add(node: Node, placement: Placement) -> Decision | None:
     first, second = node.inputs
     if not (first.is_activation and second.is_activation) or first.shape != second.shape or first is second:
         return None
+    if _layers_behind(first, placement) == _layers_behind(second, placement) != set():
+        return leave_float("both operands come from the same layer: a part of its activation, and no residual")
     identity = _identity(first, second, placement)
     branch = node.inputs[1 - identity]
     if not placement.from_int8(branch):
@@ -190,14 +198,23 @@ def residual_add(node: Node, placement: Placement) -> Decision | None:
     return Decision(True, operands=(identity,))
 
 
+def _layers_behind(value: Value, placement: Placement) -> set[Node]:
+    return {node for node in placement.graph.producers(value) if node.weighted}
+
+
 def _identity(first: Value, second: Value, placement: Placement) -> int:
-    """The operand that no layer can take into its kernel; of two such the one with fewer layers behind it."""
-    fusible = [placement.from_layer(value) for value in (first, second)]
+    """The operand that no layer can add in its kernel, else only a float one; of equals that of the least depth."""
+    fusible = [_fusible(placement.layer_before(value), placement) for value in (first, second)]
     if fusible[0] != fusible[1]:
-        return fusible.index(False)
+        return fusible.index(min(fusible))
     if first.depth != second.depth:
         return 0 if first.depth < second.depth else 1
     return 0 if not placement.from_int8(first) else 1
+
+
+def _fusible(layer: Node | None, placement: Placement) -> int:
+    """How well an add goes into the kernel of the layer in front of it: 0 not at all, 1 in float, 2 in INT8."""
+    return 0 if layer is None else 1 + placement.quantizes(layer, 0)
 
 
 def concat(node: Node, placement: Placement) -> Decision | None:

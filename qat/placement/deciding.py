@@ -87,7 +87,7 @@ def _module_obstacle(module: nn.Module) -> str | None:
 def edit_for(node: Node, what: str, key: Key, attribute: str) -> Edit:
     """The edit that puts a submodule at an operand or at the result of a functional operation."""
     assert node.location is not None
-    return Edit(node.location, node.function, node.method, what, key, attribute)  # type: ignore[arg-type]
+    return Edit(node.location, node.function, node.method, what, key, attribute, node.by_run)  # type: ignore[arg-type]
 
 
 def _functional_obstacle(node: Node, decision: Decision) -> str | None:
@@ -100,6 +100,9 @@ def _functional_obstacle(node: Node, decision: Decision) -> str | None:
         return node.obstacle
     if isinstance(node.module, CONTAINERS) and not node.layer:
         return "it is called in a container that is the whole model, which has no place for a quantizer"
+    if node.seen_elsewhere and 0 in operands:
+        line = node.location.span[0]
+        return f"line {line} changes that tensor in place, and the change is read under another name as well"
     if decision.result:
         edits = [edit_for(node, "result", 0, "q")]
     elif node.op in IN_CALLEE:
@@ -131,15 +134,41 @@ def _quantize_contexts(nodes: Iterable[Node], placement: Placement) -> None:
 
 
 def _agree(nodes: Iterable[Node], placement: Placement) -> None:
-    """One module, or one expression in a loop, has one decision: float where its calls do not agree."""
+    """One module, or one expression, has one decision for all its calls.
+
+    Where they do not agree, the runs of an expression in a loop are told apart; what else is called twice stays float.
+    """
     groups: dict[object, list[Node]] = defaultdict(list)
     for node in nodes:
         if node in placement.decisions or node.location is not None:
             groups[(node.module, node.location)].append(node)
     for group in groups.values():
-        decisions = [placement.decisions.get(node) for node in group]
-        refused = next((d for d in decisions if d is not None and not d.quantize), None)
-        if refused is None and len({(d.operands, d.result) if d is not None else None for d in decisions}) > 1:
-            refused = leave_float("its calls on different tensors would be quantized differently")
-        if refused is not None:
-            placement.decisions.update(dict.fromkeys(group, refused))
+        if _refused(group, placement) and _in_a_loop(group, placement):
+            runs: dict[int, list[Node]] = defaultdict(list)
+            for node in group:
+                node.by_run = True
+                runs[node.run].append(node)
+        else:
+            runs = {0: group}
+        for same in runs.values():
+            refused = _refused(same, placement)
+            if refused is not None:
+                placement.decisions.update(dict.fromkeys(same, refused))
+
+
+def _refused(group: Sequence[Node], placement: Placement) -> Decision | None:
+    """The decision that leaves all of them float, where one of them is or they differ."""
+    decisions = [placement.decisions.get(node) for node in group]
+    refused = next((d for d in decisions if d is not None and not d.quantize), None)
+    if refused is None and len({(d.operands, d.result) if d is not None else None for d in decisions}) > 1:
+        refused = leave_float("its calls on different tensors would be quantized differently")
+    return refused
+
+
+def _in_a_loop(group: Sequence[Node], placement: Placement) -> bool:
+    """Whether they are runs of one expression in a module's forward, and some of them are to be quantized."""
+    here = group[0].location
+    if group[0].weighted or here is None or here.inside is not None or here.scope != "forward":
+        return False
+    decisions = [placement.decisions.get(node) for node in group]
+    return len({node.run for node in group}) > 1 and any(d is not None and d.quantize for d in decisions)

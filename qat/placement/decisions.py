@@ -67,15 +67,15 @@ class Placement:
         stop = (*WEIGHTED_OPS, "concat")
         return any(self.quantizes(n, 0) for n in self.graph.producers(value, stop) if n.op in WEIGHTED_OPS)
 
-    def from_layer(self, value: Value) -> bool:
-        """Whether an INT8 layer computes the tensor, with at most a BatchNorm behind it, for a single reader."""
+    def layer_before(self, value: Value) -> Node | None:
+        """The layer that computes the tensor, with at most a BatchNorm behind it, for a single reader."""
         node = value.producer
         while node is not None and node.op in ("batch_norm", "identity") and len(value.readers) == 1:
             value = node.inputs[0]
             node = value.producer
-        if len(value.readers) != 1:
-            return False
-        return node is not None and node.op in ("conv", "conv_transpose", "linear") and self.quantizes(node, 0)
+        if node is None or len(value.readers) != 1 or node.op not in ("conv", "conv_transpose", "linear"):
+            return None
+        return node
 
     def leads_to_int8(self, value: Value) -> bool:
         """Whether a quantized weighted operation reads what is computed from the tensor."""

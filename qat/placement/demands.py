@@ -33,8 +33,9 @@ class Holder:
 
     @property
     def place(self) -> object:
-        """What two holders have in common that are the same place: a module called twice, an expression in a loop."""
-        return (self.node.module, self.node.location if self.node.functional else None, self.key)
+        """What holders have in common that are the same place: a module called twice, an expression in a loop."""
+        run = self.node.run if self.node.by_run else None
+        return (self.node.module, self.node.location if self.node.functional else None, self.key, run)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def fold_batch_norm_(model: nn.Module, example_inputs: Any) -> tuple[str, ...]:
     parents = {child: (parent, name) for parent in model.modules() for name, child in parent.named_children()}
     folded = []
     for node in graph.nodes:
-        layer = _layer_in_front(node)
+        layer = layer_in_front(node)
         if layer is None or calls[layer] != 1 or calls[node.module] != 1:
             continue
         _fold(layer, node.module)
@@ -46,7 +46,7 @@ def fold_batch_norm_(model: nn.Module, example_inputs: Any) -> tuple[str, ...]:
     return tuple(folded)
 
 
-def _layer_in_front(node: Node) -> Any:
+def layer_in_front(node: Node) -> Any:
     """The layer whose output only this BatchNorm reads, if it can be folded there."""
     norm = node.module
     if node.functional or node.op != "batch_norm" or norm.running_mean is None:

@@ -85,6 +85,9 @@ class Node:
         outputs: tensors returned.
         arguments: every argument, tensors left out.
         ordinal: counts the functional operations of one kind in one module.
+        run: counts the runs of this expression, in a loop, within one call of its module.
+        by_run: each run has quantizers of its own.
+        seen_elsewhere: it changes a tensor in place, and that is read under another name as well.
     """
 
     op: str
@@ -100,11 +103,15 @@ class Node:
     outputs: list[Value] = field(default_factory=list)
     arguments: dict[Key, Any] = field(default_factory=dict)
     ordinal: int = 0
+    run: int = 0
+    by_run: bool = False
+    seen_elsewhere: bool = False
 
     @property
     def label(self) -> str:
         """Name for people: the layer, or the layer and what it computes in its forward, as in `layer1.0.add`."""
         number = f"_{self.ordinal + 1}" if self.ordinal else ""
+        number += f" (run {self.run})" if self.by_run else ""
         return f"{self.layer}.{self.op}{number}".lstrip(".") if self.functional else self.layer
 
     @property

@@ -18,8 +18,9 @@ from qat.placement.demands import Demand, Holder, demands, grouped
 from qat.placement.graph import Node
 from qat.placement.padding import PADDING
 from qat.placement.rewriting import apply_edits
+from qat.placement.runs import QuantRuns
 from qat.placement.source import Edit
-from qat.quantizer import QuantizerState, TensorQuantizer
+from qat.quantizer import QuantizerState, TensorQuantizer, named_quantizers
 
 _SITE_NAMES = {("matmul", 0): "matmul_input", ("matmul", 1): "matmul_other", ("zero_pad", 0): "pad_input"}
 
@@ -95,6 +96,8 @@ def _convert_modules(placement: Placement, wanted: list[Demand], work: _Insertio
             converted = QuantMultiheadAttention.convert_(node.module, work.input_desc, work.weight_desc, joint)
             for quantizer in converted._attention.quantizers() if decision.reason else ():
                 quantizer.set_state(QuantizerState.PASSTHROUGH, decision.reason)
+            for _, quantizer in named_quantizers(converted):
+                _set_readers(quantizer, (node.label,))
         else:
             convert_layer(node.module, work.input_desc, work.weight_desc, work.device)
     for demand in wanted:
@@ -110,7 +113,10 @@ def _place_attention(node: Node, work: _Insertion) -> None:
         return
     name = work.name_site(node, place, "attention")
     work.edits[node.module].append(edit_for(node, "callee", 0, name))
-    work.add(node, name, QuantAttention(work.input_desc).to(work.device))
+    attention = QuantAttention(work.input_desc).to(work.device)
+    for quantizer in attention.quantizers():
+        _set_readers(quantizer, (node.label,))
+    work.add(node, name, attention)
 
 
 def _descriptor(demand: Demand, work: _Insertion) -> QuantDescriptor:
@@ -137,7 +143,11 @@ def _place_quantizer(group: list[Demand], work: _Insertion) -> None:
         quantizer.set_state(QuantizerState.PASSTHROUGH, first.passes)
     described = dict.fromkeys(d.value.describe() for d in group)
     quantizer._qat_tensors = (*described,)
-    quantizer._qat_readers = (*dict.fromkeys(d.holder.node.label for d in group),)
+    _set_readers(quantizer, (*dict.fromkeys(d.holder.node.label for d in group),))
+
+
+def _set_readers(quantizer: Any, labels: tuple[str, ...]) -> None:
+    quantizer._qat_readers = labels
 
 
 def _place(quantizer: TensorQuantizer, holder: Holder, work: _Insertion) -> None:
@@ -145,13 +155,15 @@ def _place(quantizer: TensorQuantizer, holder: Holder, work: _Insertion) -> None
     if holder.attribute:
         node.module._modules[holder.attribute] = quantizer
         return
-    known = holder.place in work.places
-    name = work.name_site(node, holder.place, f"{_stem(node, holder)}_quantizer")
-    if known:
-        return
-    what = "result" if holder.key == "result" else "operand"
-    work.edits[node.module].append(edit_for(node, what, holder.key, name))
-    work.add(node, name, quantizer)
+    place = (node.module, node.location, holder.key) if node.by_run else holder.place
+    known = place in work.places
+    name = work.name_site(node, place, f"{_stem(node, holder)}_quantizer{'s' if node.by_run else ''}")
+    if not known:
+        what = "result" if holder.key == "result" else "operand"
+        work.edits[node.module].append(edit_for(node, what, holder.key, name))
+        work.add(node, name, QuantRuns() if node.by_run else quantizer)
+    if node.by_run:
+        getattr(node.module, name)[str(node.run)] = quantizer
 
 
 def _stem(node: Node, holder: Holder) -> str:

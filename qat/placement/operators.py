@@ -59,6 +59,7 @@ _FUNCTIONS: dict[str, str] = {
          "repeat", "expand_as", "flip", "roll", "unfold"),
         "slice",
     ),
+    **dict.fromkeys(("to", "type", "type_as"), "identity"),
     **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout"), "identity"),
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d"), "max_pool"),
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), "avg_pool"),

@@ -29,6 +29,7 @@ class Edit:
         what: put `self.<attribute>(...)` around an operand or the result, or call `self.<attribute>` instead.
         key: which operand; the position counts a method's receiver.
         attribute: name of the submodule.
+        by_run: the submodule is a QuantRuns, which is told where the runs of the expression begin.
     """
 
     location: Location
@@ -37,6 +38,7 @@ class Edit:
     what: Literal["operand", "result", "callee"]
     key: Key
     attribute: str
+    by_run: bool = False
 
 
 class SourceObstacleError(Exception):
@@ -77,6 +79,11 @@ def change(definition: ast.FunctionDef, edits: list[Edit], is_method: bool) -> a
     if editor.pending:
         edit = next(iter(editor.pending.values()))[0]
         raise SourceObstacleError(f"line {edit.location.span[0]} does not call '{edit.function}' by that name")
+    for attribute in dict.fromkeys(edit.attribute for edit in edits if edit.by_run):
+        begin = ast.parse(f"_qat{attribute} = {positional[0].arg}.{attribute}.begin()").body[0]
+        for node in ast.walk(begin):
+            ast.copy_location(node, definition.body[0])
+        changed.body.insert(0, begin)
     return ast.fix_missing_locations(changed)
 
 
@@ -84,10 +91,13 @@ class _Editor(ast.NodeTransformer):
     def __init__(self, owner: str, edits: dict[tuple[int, int, int, int], list[Edit]]) -> None:
         self.owner, self.pending = owner, dict(edits)
 
-    def _wrap(self, attribute: str, expression: ast.expr) -> ast.expr:
-        target = ast.Attribute(ast.Name(self.owner, ast.Load()), attribute, ast.Load())
+    def _wrap(self, edit: Edit, expression: ast.expr) -> ast.expr:
+        owner = ast.Name(self.owner, ast.Load())
+        target: ast.expr = ast.Attribute(owner, edit.attribute, ast.Load())
+        if edit.by_run:
+            target = ast.Name(f"_qat{edit.attribute}", ast.Load())
         call = ast.Call(target, [expression], [])
-        for node in (target.value, target, call):
+        for node in (owner, target, call):
             ast.copy_location(node, expression)
         return call
 
@@ -107,21 +117,28 @@ class _Editor(ast.NodeTransformer):
         result: ast.expr = node
         for edit in edits:
             if edit.what == "result":
-                result = self._wrap(edit.attribute, node)
+                result = self._wrap(edit, node)
             elif edit.key == 0:
-                node.left = self._wrap(edit.attribute, node.left)
+                node.left = self._wrap(edit, node.left)
             else:
-                node.right = self._wrap(edit.attribute, node.right)
+                node.right = self._wrap(edit, node.right)
         return result
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST | list[ast.AST]:
         edits = self._take(node, lambda edit: edit.function in _OPERATORS.get(type(node.op), ()))
         self.generic_visit(node)
-        for edit in edits:
-            if edit.what != "operand" or edit.key != 1:
+        before: list[ast.AST] = []
+        for edit in sorted(edits, key=lambda edit: edit.key == 0):
+            if edit.what == "operand" and edit.key == 1:
+                node.value = self._wrap(edit, node.value)
+            elif edit.what == "operand" and isinstance(node.target, ast.Name):
+                # `value = y; x = self.<attribute>(x); x += value`, since y may read x, as it is.
+                quantized = self._wrap(edit, ast.copy_location(ast.Name(node.target.id, ast.Load()), node.target))
+                before = [_assign("_qat_value", node.value, node), _assign(node.target.id, quantized, node)]
+                node.value = ast.copy_location(ast.Name("_qat_value", ast.Load()), node.value)
+            else:
                 raise SourceObstacleError(f"line {node.lineno} changes that tensor in place")
-            node.value = self._wrap(edit.attribute, node.value)
-        return node
+        return [*before, node]
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         edits = self._take(node, lambda edit: _callee(node) == edit.function)
@@ -129,7 +146,7 @@ class _Editor(ast.NodeTransformer):
         result: ast.expr = node
         for edit in edits:
             if edit.what == "result":
-                result = self._wrap(edit.attribute, node)
+                result = self._wrap(edit, node)
             elif edit.what == "callee":
                 node.func = ast.copy_location(
                     ast.Attribute(ast.Name(self.owner, ast.Load()), edit.attribute, ast.Load()), node.func
@@ -143,19 +160,26 @@ class _Editor(ast.NodeTransformer):
             keyword = next((k for k in node.keywords if k.arg == edit.key), None)
             if keyword is None:
                 raise SourceObstacleError(f"line {node.lineno} passes '{edit.key}' inside a mapping")
-            keyword.value = self._wrap(edit.attribute, keyword.value)
+            keyword.value = self._wrap(edit, keyword.value)
             return
         position = edit.key
         if edit.method and isinstance(node.func, ast.Attribute):
             if position == 0:
                 if node.func.attr.endswith("_"):
                     raise SourceObstacleError(f"line {node.lineno} changes that tensor in place")
-                node.func.value = self._wrap(edit.attribute, node.func.value)
+                node.func.value = self._wrap(edit, node.func.value)
                 return
             position -= 1
         if position >= len(node.args) or any(isinstance(a, ast.Starred) for a in node.args[: position + 1]):
             raise SourceObstacleError(f"line {node.lineno} passes its arguments as a starred list")
-        node.args[position] = self._wrap(edit.attribute, node.args[position])
+        node.args[position] = self._wrap(edit, node.args[position])
+
+
+def _assign(name: str, value: ast.expr, near: ast.stmt) -> ast.AST:
+    made = ast.Assign([ast.Name(name, ast.Store())], value)
+    for part in (made, *made.targets):
+        ast.copy_location(part, near)
+    return made
 
 
 _OPERATORS: dict[type[ast.operator], tuple[str, ...]] = {

@@ -7,6 +7,7 @@ quantizers go. So a path taken on other data, a training-only branch and functio
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from qat.placement.operators import function_op, module_op
 from qat.quantizer import TensorQuantizer
 
 _READS_DATA = ("bool", "item", "int", "float", "index", "tolist", "nonzero", "numpy")
+_ASSIGNING = ("add_", "sub_", "mul_", "div_")
 _IN_PLACE_FREE = ("size", "dim", "numel", "stride", "data_ptr", "is_contiguous", "device", "dtype", "shape")
 
 
@@ -48,6 +50,8 @@ class _Recorder(TorchFunctionMode):
         self.names = {module: name for name, module in model.named_modules()}
         self.values: dict[int, Value] = {}
         self.alive: list[Tensor] = []  # an id belongs to one tensor only as long as the tensor lives
+        self.overwritten: dict[int, Node] = {}
+        self.runs: dict[nn.Module, Counter[object]] = defaultdict(Counter)
         self.inside_leaf = 0
         self.leaf_arguments: list[tuple[Any, Any]] = []
         for kind, tensors in (("parameter", model.named_parameters()), ("constant", model.named_buffers())):
@@ -58,6 +62,8 @@ class _Recorder(TorchFunctionMode):
         if id(tensor) not in self.values:
             # Made where nothing is seen: TorchScript, a custom autograd function. It may well depend on the input.
             self.new_value(tensor, None, "activation")
+        if id(tensor) in self.overwritten:
+            self.overwritten[id(tensor)].seen_elsewhere = True
         return self.values[id(tensor)]
 
     def new_value(self, tensor: Tensor, node: Node | None, kind: Any, name: str = "") -> Value:
@@ -97,24 +103,45 @@ class _Recorder(TorchFunctionMode):
                 self.graph.branching.setdefault(self.names[owner], name)
         elif any(True for _ in tensors_in(result)) and name not in _IN_PLACE_FREE:
             method = getattr(torch.Tensor, getattr(func, "__name__", ""), None) is func
+            if getattr(func, "__name__", "") in _ASSIGNING and result is args[0]:
+                return self._record_assignment(name, method, args, kwargs)
             self._record_function(name, method, args, kwargs, result)
         return result
 
-    def _record_function(self, name: str, method: bool, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+    def _record_assignment(self, name: str, method: bool, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+        """`x += y`, which calls `add_`, gives x another object: a reader of the old one has it under another name."""
+        old: Tensor = args[0]
+        result = old.view_as(old)
+        node = self._record_function(name, method, args, kwargs, result)
+        if node is None:
+            return old
+        self.values[id(old)] = self.values[id(result)]
+        memory = old.untyped_storage().data_ptr()
+        same = (t for t in self.alive if t is not result and t.untyped_storage().data_ptr() == memory)
+        self.overwritten.update((id(tensor), node) for tensor in same)
+        return result
+
+    def _record_function(
+        self, name: str, method: bool, args: Any, kwargs: Mapping[str, Any], result: Any
+    ) -> Node | None:
         caller = find_caller(self.names, name)
         owner = caller.module
         if owner is None:
-            return
+            return None
         first = next(tensors_in([args, kwargs]), None)
         plain: dict[Key, Any] = dict(enumerate(args))
         plain.update(kwargs)
         op = function_op(name, plain, 0 if first is None else first.dim())
         node = Node(op, self.names[owner], owner, True, name, method, caller.location, caller.obstacle)
+        node.run = self.runs[owner][caller.location]
+        self.runs[owner][caller.location] += 1
         self.record(node, args, kwargs, result)
+        return node
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.inside_leaf and is_leaf(module):
             self.leaf_arguments.append((args, kwargs))
+        self.runs.pop(module, None)
         self.inside_leaf += is_leaf(module)
 
     def leave(self, module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:

@@ -109,12 +109,13 @@ def residual(quantize: tuple[str, ...] = ("identity",), opset: int = 21) -> onnx
     return w.model("y")
 
 
-def attention(quantized: str = "qkvpc", mask: float = 0.0) -> onnx.ModelProto:
+def attention(quantized: str = "qkvpc", mask: float = 0.0, float_projection: bool = False) -> onnx.ModelProto:
     """LayerNorm, two heads over 16 tokens of 32, projection, residual.
 
     Args:
         quantized: letters of what gets a quantizer: query, key, value, probabilities, context.
         mask: added to half of the scores, by Where, unless 0.
+        float_projection: leave the layer that reads the context float.
     """
     w = GraphWriter()
 
@@ -136,7 +137,7 @@ def attention(quantized: str = "qkvpc", mask: float = 0.0) -> onnx.ModelProto:
     weights = maybe(w.add("Softmax", [scores], "softmax", axis=-1), "p", 1 / 127)
     context = w.add("Transpose", [w.add("MatMul", [weights, parts["v"]], "context")], "merged", perm=[0, 2, 1, 3])
     context = w.add("Reshape", [context, w.constant("flat", np.array([2, 16, 32]))], "tokens")
-    projected = w.linear(maybe(context, "c"), "out", quantized="c" in quantized)
+    projected = w.linear(maybe(context, "c"), "out", quantized="c" in quantized and not float_projection)
     w.add("Add", [projected, "x"], "y")
     return w.model("y", {"x": (2, 16, 32)})
 

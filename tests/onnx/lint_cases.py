@@ -109,11 +109,12 @@ def _requantize() -> Case:
     return w.model("y"), "second/QuantizeLinear"
 
 
-def pad(quantize_first: bool) -> Any:
+def pad(quantize_first: bool, value: float | None = None, **attributes: Any) -> Any:
     w = GraphWriter()
     sizes = w.constant("sizes", np.array([0, 0, 1, 1, 0, 0, 1, 1]))
     x = w.qdq("x", "q") if quantize_first else "x"
-    x = w.add("Pad", [x, sizes], "padded")
+    filled = [] if value is None else [w.constant("value", np.float32(value))]
+    x = w.add("Pad", [x, sizes, *filled], "padded", **attributes)
     w.conv(x if quantize_first else w.qdq(x, "q"), "y", pads=[0] * 4)
     return w.model("y")
 
@@ -142,6 +143,29 @@ def island(channels: int = 32, squeezed: bool = False) -> Any:
         x = w.add("GlobalAveragePool", [x], "squeeze")
     x = w.conv(x, "middle", (32, channels), weight=w.normal("float", channels, 32, 3, 3))
     w.conv(w.qdq(x, "last_q"), "y", (channels, 32))
+    return w.model("y")
+
+
+def _small_depthwise() -> Case:
+    w = GraphWriter()
+    w.conv(w.qdq("x", "q"), "y", (8, 8), group=8)
+    return w.model("y", {"x": (2, 8, 8, 8)}), "y"
+
+
+def depthwise_island(channels: int) -> Any:
+    """All channels of a depthwise convolution count, not the one of each group."""
+    w = GraphWriter()
+    x = w.conv(w.qdq("x", "q"), "first", (32, channels))
+    x = w.conv(x, "middle", weight=w.normal("float", channels, 1, 3, 3), channels=(channels, channels), group=channels)
+    w.conv(w.qdq(x, "last_q"), "y", (channels, 32))
+    return w.model("y")
+
+
+def transposed_island() -> Any:
+    w = GraphWriter()
+    x = w.conv(w.qdq("x", "q"), "first")
+    x = w.add("ConvTranspose", [x, w.normal("float", 32, 32, 2, 2)], "middle", strides=[2, 2])
+    w.conv(w.qdq(x, "last_q"), "y")
     return w.model("y")
 
 
@@ -193,6 +217,10 @@ MORE_BAD: list[tuple[str, Callable[[], Case]]] = [
     ("attention-partial", lambda: (attention("p"), "softmax")),
     ("silu-inside", lambda: (silu("input"), "silu")),
     ("silu-inside", lambda: (silu("gate", hard=True), "silu")),
+    ("pad-conv", lambda: (pad(quantize_first=False, value=0.0, mode="constant"), "q/QuantizeLinear")),
+    ("float-island", lambda: (depthwise_island(32), "middle")),
+    ("float-island", lambda: (transposed_island(), "middle")),
+    ("small-channels", _small_depthwise),
 ]
 
 
@@ -208,12 +236,16 @@ GOOD: dict[str, Callable[[], Any]] = {
     "residual": residual,
     "attention": attention,
     "float attention": lambda: attention(""),
+    "attention and float projection": lambda: attention(float_projection=True),
     "concat": lambda: concat((0.02, 0.02)),
     "pad": lambda: pad(quantize_first=True),
+    "reflecting pad": lambda: pad(quantize_first=False, mode="reflect"),
+    "pad with ones": lambda: pad(quantize_first=False, value=1.0),
     "silu": silu,
     "hard swish": lambda: silu(hard=True),
     "squeeze": lambda: island(squeezed=True),
     "small island": lambda: island(8),
+    "small depthwise island": lambda: depthwise_island(8),
     "transposed": transposed_matmul,
     "depthwise": lambda: _with_weight(lambda w: w.weight("w", (32, 1, 3, 3)), "Conv", "y", group=32)[0],
 }

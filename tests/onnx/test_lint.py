@@ -64,7 +64,7 @@ def test_our_own_exports_are_clean(tmp_path: Path, model_class: Any, int8_weight
 
 
 def test_intended_float_layers_are_only_mentioned() -> None:
-    for name in ("squeeze", "small island"):
+    for name in ("squeeze", "small island", "small depthwise island"):
         (finding,) = lint(GOOD[name]()).of_rule("float-island")
         assert finding.severity is Severity.INFO and finding.node == "middle"
 

@@ -104,9 +104,10 @@ def test_some_inputs_and_outputs_stay_float32() -> None:
         to_fp16(model, keep_io_types=["c"])
 
 
-def test_pooling_between_quantizers_gets_no_casts() -> None:
+@pytest.mark.parametrize("pool", ["MaxPool", "AveragePool"])
+def test_pooling_between_quantizers_gets_no_casts(pool: str) -> None:
     w = GraphWriter()
-    x = w.add("MaxPool", [w.qdq("x", "q")], "pool", kernel_shape=[2, 2], strides=[2, 2])
+    x = w.add(pool, [w.qdq("x", "q")], "pool", kernel_shape=[2, 2], strides=[2, 2])
     x = w.add("Transpose", [x], "moved", perm=[0, 1, 3, 2])
     w.conv(w.qdq(x, "q2"), "y")
     report = to_fp16(w.model("y"), keep_io_types=False)
@@ -252,6 +253,23 @@ def test_tensorrt_keeps_the_int8_kernels_and_adds_none(name: str, dtype: str, tm
     assert len(layers) <= len(layers_before)
     kind = {"float16": "fp16", "bfloat16": "bf16"}[dtype]
     assert kind in {tensor.dtype for layer in layers for tensor in (*layer.inputs, *layer.outputs)}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_average_pooling_between_quantizers_stays_int8_in_tensorrt(dtype: str, tmp_path: Path) -> None:
+    try:
+        load_library("tensorrt_rtx")
+    except EngineError as reason:
+        pytest.skip(f"needs tensorrt_rtx: {reason}")
+    w = GraphWriter()
+    x = w.conv(w.qdq("x", "q"), "first")
+    # tensorrt-rtx has an INT8 kernel for an average that includes the padding only, which is torch's default.
+    pool = {"kernel_shape": [2, 2], "strides": [2, 2], "count_include_pad": 1}
+    x = w.add("AveragePool", [w.qdq(x, "q2")], "pool", **pool)
+    w.conv(w.qdq(x, "q3"), "second")
+    half, layers = _built(to_fp16(w.model("second", {"x": MAP}), dtype=dtype).model, tmp_path / "half.onnx")
+    assert [layer.precision for layer in layers if "pool" in layer.kind] == ["int8"]
+    assert not [layer.name for layer in half.standalone_qdq if "q3/QuantizeLinear" in layer.onnx_nodes]
 
 
 def test_float_layers_of_a_map_become_half_in_tensorrt(tmp_path: Path) -> None:

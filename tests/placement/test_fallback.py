@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +126,18 @@ class Hard(nn.Module):
             x = x.clone()
             x += y
             return x
+        if self.form == "in_place_under_two_names":
+            kept = x = x.clone()
+            x += y
+            return kept
+        if self.form == "in_place_through_a_view":
+            kept = (x := x.clone())[:1]
+            x += y
+            return torch.relu(kept)
+        if self.form == "item_in_place":
+            parts = [x.clone()]
+            parts[0] += y
+            return parts[0]
         if self.form == "alias":
             return sum_of(y, x)
         if self.form == "starred":
@@ -132,7 +147,7 @@ class Hard(nn.Module):
         return self.decorated_add(y, x)  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["keyword", "method", "in_place", "comprehension", "nested"])
+@pytest.mark.parametrize("form", ["keyword", "method", "in_place", "identity_in_place", "comprehension", "nested"])
 def test_edited_forms(form: str) -> None:
     model = Hard(form).eval()
     expected = model(X)
@@ -145,7 +160,9 @@ def test_edited_forms(form: str) -> None:
 @pytest.mark.parametrize(
     ("form", "reason"),
     [
-        ("identity_in_place", "changes that tensor in place"),
+        ("item_in_place", "changes that tensor in place"),
+        ("in_place_under_two_names", "read under another name"),
+        ("in_place_through_a_view", "read under another name"),
         ("alias", "does not call 'add' by that name"),
         ("starred", "as a starred list"),
         ("sum", "by that name"),
@@ -192,16 +209,74 @@ def test_pickle_refuses_another_source() -> None:
         _new_edited(base, edits, "other")
 
 
+class InPlace(nn.Module):
+    """What is added is computed from the identity, which must reach it as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(net.C, net.C, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        x += self.conv(torch.relu(x))
+        return x
+
+
+def test_identity_changed_in_place_is_quantized_for_the_add_alone() -> None:
+    model = calibrated(prepare(InPlace(), X), (X,))
+    assert quantized_edges(model, (X,)) == {"conv._input_quantizer": ["conv2d"], "_add_quantizer": ["add"]}
+    model.train()(X).sum().backward()
+    assert model.conv.weight.grad is not None
+
+
+class Fused(nn.Module):
+    """HRNet's fusion: one expression adds now to a layer's output, now to an identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            [nn.Conv2d(net.C, net.C, 3, padding=1), nn.Identity(), nn.Conv2d(net.C, net.C, 1)]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = None
+        for branch in self.branches:
+            y = branch(x) if y is None else y + branch(x)
+        return torch.relu(y)
+
+
+def test_runs_of_one_expression_have_their_own_identity(tmp_path: Path) -> None:
+    model = Fused().eval()
+    expected = model(X)
+    calibrated(prepare(model, X), (X,))
+    edges = quantized_edges(model, (X,))
+    assert edges == {"branches.0._input_quantizer": ["add", "conv2d", "conv2d"], "_add_quantizers_2.1": ["add"]}
+    readers = {row.name: row.readers for row in qat.summary(model).quantizers}
+    assert "add (run 0)" in readers["branches.0._input_quantizer"]
+    quantized = model(X)
+    assert torch.equal(copy.deepcopy(model)(X), quantized)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(X), quantized)
+    assert torch.equal(torch.compile(model, backend="eager")(X), quantized)
+    assert qat.export(model, X, tmp_path / "model.onnx").parity.passed
+    model.branches.append(nn.Identity())  # a run that the example inputs did not show passes through
+    model(X)
+    model.branches.pop(3)
+    model.train()(X).sum().backward()
+    qat.set_quantizer_state(model.eval(), qat.QuantizerState.PASSTHROUGH)
+    assert torch.equal(model(X), expected)
+
+
 class Accumulating(Looped):
     """The first time around, the expression adds to a number, which no quantizer takes."""
 
     def forward(self, x: Tensor) -> Any:
         total: Any = 0
         for conv in self.convs:
-            total = total + conv(x)
+            total += conv(x)
         return total
 
 
-def test_expression_that_is_not_always_on_tensors_stays_float() -> None:
+def test_expression_that_is_not_always_on_tensors_is_quantized_where_it_is() -> None:
     model = calibrated(prepare(Accumulating(), X), (X,))
-    assert "differently" in qat.summary(model).left_float["add"]
+    names = {row.name for row in qat.summary(model).quantizers}
+    assert {name for name in names if "add" in name} == {"_add_quantizers.1", "_add_quantizers.2"}

@@ -161,6 +161,15 @@ class LintGraph:
         """Whether a weighted node has quantized operands, as an INT8 kernel needs."""
         return all(self.dequantizes(value) for value in node.inputs[:2])
 
+    def is_context(self, dequantize: Any) -> bool:
+        """Whether it dequantizes an attention's result, whose kernel wants that in INT8 whatever reads it."""
+        quantize = dequantize.inputs[0].producer()
+        product = behind(quantize.inputs[0], MOVES).producer() if is_quantize(quantize) else None
+        if product is None or product.op_type != "MatMul":
+            return False
+        sources = (behind(value, MOVES | {"QuantizeLinear", "DequantizeLinear"}).producer() for value in product.inputs)
+        return any(source is not None and source.op_type == "Softmax" for source in sources)
+
     def weight(self, node: Any) -> tuple[Any, NDArray[Any] | None]:
         """The constant second operand of a weighted node: DequantizeLinear or None, and the stored array or None.
 

@@ -6,7 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from qat.onnx.lint.findings import Issue, Rule, Severity
-from qat.onnx.lint.graph import ALIASES, MOVES, LintGraph, is_dequantize, is_qdq, is_quantize, node_name, unquantized
+from qat.onnx.lint.graph import (
+    ALIASES,
+    MOVES,
+    LintGraph,
+    constant,
+    is_dequantize,
+    is_qdq,
+    is_quantize,
+    node_name,
+    operand,
+    unquantized,
+)
 
 _SCALING = ALIASES | {"Mul", "Div", "Add", "Sub", "Where", "Clip", "QuantizeLinear", "DequantizeLinear"}
 _QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
@@ -62,14 +73,24 @@ def attention_partial(graph: LintGraph) -> Iterator[Issue]:
             )
 
 
+def _pads_zeros(node: Any) -> bool:
+    """Padding that a convolution can do itself; one that repeats values or adds others is a kernel of its own."""
+    if node is None or node.op_type != "Pad":
+        return False
+    value = operand(node, 2)
+    stored = constant(value)
+    zero = value is None or (stored is not None and not stored.any())
+    return zero and ("mode" not in node.attributes or node.attributes["mode"].as_string() == "constant")
+
+
 def pad_conv(graph: LintGraph) -> Iterator[Issue]:
-    """A quantizer between Pad and Conv."""
+    """A quantizer between a zero padding and Conv."""
     for node in graph.nodes:
         if not is_quantize(node):
             continue
         pad = unquantized(node.inputs[0]).producer()
         readers = graph.readers(node.outputs[0], ALIASES | _QDQ)
-        if pad is not None and pad.op_type == "Pad" and any(reader.op_type == "Conv" for reader in readers):
+        if _pads_zeros(pad) and any(reader.op_type == "Conv" for reader in readers):
             yield Issue(
                 node_name(node),
                 f"it stands between '{node_name(pad)}' and a convolution; by NVIDIA's heuristics such a convolution is "

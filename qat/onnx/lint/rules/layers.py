@@ -16,23 +16,28 @@ _GLOBAL_POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "
 
 
 def _channels(graph: LintGraph, node: Any) -> tuple[int, int] | None:
-    """(in, out) of a layer, for a grouped convolution of one group; None where unknown."""
+    """(in, out) of a layer, of all groups together; None where unknown."""
     shape = dims(node.inputs[1])
     if shape is None or len(shape) < 2 or not graph.is_constant(node.inputs[1]):
         return None
-    sizes = (shape[1], shape[0]) if node.op_type == "Conv" or integer(node, "transB", 0) else shape[-2:]
-    low, high = sizes[0], sizes[1]
-    return None if low is None or high is None else (low, high)
+    low, high = shape[:2] if "Conv" in node.op_type else shape[-2:]
+    if low is None or high is None:
+        return None
+    groups = integer(node, "group", 1)
+    if node.op_type == "ConvTranspose":
+        return low, high * groups
+    swapped = node.op_type == "Conv" or integer(node, "transB", 0)
+    return (high * groups, low) if swapped else (low, high)
 
 
 def _is_small(graph: LintGraph, node: Any) -> bool:
     channels = _channels(graph, node)
-    return integer(node, "group", 1) == 1 and channels is not None and min(channels) < _SMALL
+    return channels is not None and min(channels) < _SMALL
 
 
 def _is_grouped(graph: LintGraph, node: Any) -> bool:
-    channels = _channels(graph, node)
-    return integer(node, "group", 1) > 1 and channels is not None and channels[0] > 1
+    channels, groups = _channels(graph, node), integer(node, "group", 1)
+    return groups > 1 and channels is not None and channels[0] > groups
 
 
 def small_matmul(graph: LintGraph) -> Iterator[Issue]:

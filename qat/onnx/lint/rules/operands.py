@@ -55,7 +55,8 @@ def float_weight(graph: LintGraph) -> Iterator[Issue]:
     """Quantized activation, float weight."""
     for node in graph.weighted:
         dequantize, array = graph.weight(node)
-        if dequantize is None and array is not None and graph.dequantizes(node.inputs[0]):
+        quantizers = graph.dequantizes(node.inputs[0])
+        if dequantize is None and array is not None and quantizers and not all(map(graph.is_context, quantizers)):
             yield Issue(
                 node_name(node),
                 "its input is quantized and its weight is float; TensorRT builds it and runs the layer in float, after "

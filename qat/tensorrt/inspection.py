@@ -13,6 +13,7 @@ from qat.tensorrt.onnx_graph import OnnxGraph, node_name, torch_module
 _MOVES = frozenset({"Move", "Tran", "Cast", "Conc", "Repl", "Resh"})
 _QUANTIZE_STEPS = _MOVES | {"Mul", "Div", "Min", "Max", "Roun"}
 _DEQUANTIZE_STEPS = frozenset({"Cast", "Mul", "Move"})
+_ARITHMETIC = frozenset({"Mul", "Div", "Min", "Max", "Clip", "Round"})
 _SHAPE_OPS = ("Concat", "Reshape", "Transpose", "Expand", "Tile", "Flatten", "Pad", "Slice", "Gather")
 NOT_FOUND = "not found"
 
@@ -193,11 +194,13 @@ def is_standalone_qdq(layer: Layer, graph: OnnxGraph | None = None) -> bool:
     """True for a layer that only quantizes or dequantizes: it was not fused into a neighbour."""
     kind = layer.kind.lower()
     steps = set(layer.operations)
+    types = _op_types(layer, graph)
+    if not _ARITHMETIC.isdisjoint(types):
+        return False  # a product of the model's own, such as a gate, quantized in the kernel that computes it
     if kind in ("quantize", "dequantize") or ("Roun" in steps and steps <= _QUANTIZE_STEPS):
         return True
     if {"Cast", "Mul"} <= steps <= _DEQUANTIZE_STEPS and all(t.dtype == "int8" for t in layer.inputs):
         return True
-    types = _op_types(layer, graph)
     return (
         bool(types) and not layer.is_weighted and all("QuantizeLinear" in t or "DequantizeLinear" in t for t in types)
     )

@@ -10,6 +10,7 @@ from typing import Any
 from qat.tensorrt.parse import load_onnx_graph
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "Attention")
+_PASSES_SCALE = ("Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "MaxPool")
 _SMALL_CHANNELS = 16
 
 
@@ -33,6 +34,10 @@ class OnnxGraph:
         self.inputs = [value.name for value in graph.input]
         self._producer = {output: node for node in self.nodes for output in node.output if output}
         self._shapes = {item.name: tuple(item.dims) for item in graph.initializer}
+        self._constants = set(self._shapes)
+        for node in self.nodes:  # in topological order
+            if all(tensor in self._constants for tensor in node.input if tensor):
+                self._constants.update(node.output)
         self._is_int8 = {item.name for item in graph.initializer if item.data_type == TensorProto.INT8}
 
     @staticmethod
@@ -49,6 +54,18 @@ class OnnxGraph:
         """Nodes whose work INT8 speeds up, in the file's order."""
         return [node for node in self.nodes if node.op_type in WEIGHTED_OPS]
 
+    def producer(self, tensor: str) -> Any | None:
+        """The node that computes a tensor; None for inputs and initializers."""
+        return self._producer.get(tensor)
+
+    def is_constant(self, tensor: str) -> bool:
+        """Whether a tensor depends on no graph input."""
+        return tensor in self._constants
+
+    def carries_qdq(self, node: Any) -> bool:
+        """Whether one of a weighted node's two operands comes from a DequantizeLinear, casts and shapes between."""
+        return any(self._dequantize(tensor, _PASSES_SCALE) is not None for tensor in node.input[:2])
+
     def float_cause(self, node: Any) -> FloatCause:
         """Explain why a node that TensorRT runs in float is not INT8, starting from its activation and weight."""
         operands = list(node.input[:2])
@@ -61,9 +78,9 @@ class OnnxGraph:
                 return FloatCause(tensor, wrong)
         return FloatCause(operands[0] if operands else "", self._slow_shape(node))
 
-    def _dequantize(self, tensor: str) -> Any | None:
+    def _dequantize(self, tensor: str, through: tuple[str, ...] = ("Cast",)) -> Any | None:
         node = self._producer.get(tensor)
-        while node is not None and node.op_type == "Cast":
+        while node is not None and node.op_type in through:
             node = self._producer.get(node.input[0])
         return node if node is not None and node.op_type == "DequantizeLinear" else None
 
@@ -75,12 +92,8 @@ class OnnxGraph:
             origin = "a graph input"
         else:
             origin = f"{producer.op_type} '{node_name(producer)}'"
-        role = "weight" if index == 1 and (tensor in self._shapes or self._is_constant(tensor)) else "input"
+        role = "weight" if index == 1 and (tensor in self._shapes or self.is_constant(tensor)) else "input"
         return f"{role} '{tensor}', from {origin}, has no QuantizeLinear/DequantizeLinear: quantize it."
-
-    def _is_constant(self, tensor: str) -> bool:
-        node = self._producer.get(tensor)
-        return tensor in self._shapes or (node is not None and all(self._is_constant(i) for i in node.input if i))
 
     def _wrong_scales(self, node: Any, index: int, dequantize: Any) -> str:
         channels = self._shapes.get(dequantize.input[1], ())

@@ -41,6 +41,19 @@ def test_conversions_are_told_from_work(layer, reformat, standalone) -> None:
     assert is_standalone_qdq(layer) == standalone
 
 
+def test_a_gate_that_quantizes_its_product_is_no_standalone_kernel() -> None:
+    """Squeeze-and-excitation: the kernel's first product is the model's, and the file tells."""
+    nodes = [
+        helper.make_node("Mul", ["x", "gate"], ["y"], name="block/Mul"),
+        helper.make_node("QuantizeLinear", ["y", "s"], ["q"], name="block/QuantizeLinear"),
+    ]
+    graph = OnnxGraph(helper.make_model(helper.make_graph(nodes, "g", [], [])))
+    name = "__myl_MulCastMulMinMaxRounCast_myl0_7"
+    gate = _layer(name, [FP32, FP32], [INT8], nodes=["block/Mul", "block/QuantizeLinear"])
+    assert not is_standalone_qdq(gate, graph)
+    assert is_standalone_qdq(_layer(name, [FP32], [INT8], nodes=["block/QuantizeLinear"]), graph)
+
+
 @pytest.fixture
 def inspected(write_toy, options, rtx):
     path = write_toy("qdq", float_layers=("block", "conv1"))
@@ -144,6 +157,23 @@ def _graph(
 def test_float_causes(graph, reason) -> None:
     cause = graph.float_cause(graph.by_name["op"])
     assert reason in cause.reason and cause.edge
+
+
+def test_which_nodes_carry_qdq_and_which_tensors_are_constant() -> None:
+    """Also through shapes, of the activation alone, and in a chain deeper than Python's recursion."""
+    chain = [helper.make_node("Relu", [f"r{n}"], [f"r{n + 1}"]) for n in range(2000)]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s"], ["d"]),
+        helper.make_node("Transpose", ["d"], ["t"]),
+        helper.make_node("MatMul", ["t", "r2000"], ["y"], name="carries"),
+        helper.make_node("MatMul", ["y", "w"], ["z"], name="float"),
+        helper.make_node("Neg", ["w"], ["n"]),
+    ]
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    graph = OnnxGraph(helper.make_model(helper.make_graph([*chain, *nodes], "g", [], [], [weight])))
+    assert [node.name for node in graph.weighted_nodes if graph.carries_qdq(node)] == ["carries"]
+    assert [name for name in ("w", "n", "z", "r2000", "q") if graph.is_constant(name)] == ["w", "n"]
+    assert graph.producer("n").op_type == "Neg" and graph.producer("w") is None
 
 
 def test_float_weight_is_the_cause() -> None:

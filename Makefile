@@ -1,4 +1,5 @@
 # make demo: environment, then the whole walk on data that comes with the dependencies.
+# make compare: FP32, FP16, PTQ and QAT side by side on torch, ONNX Runtime and TensorRT, after the same walk.
 # make test: environment, then linting, types and tests.
 PYTHON ?= python3
 # Where a GPU runs TensorRT proper: make demo EXTRAS=dev,tensorrt
@@ -6,7 +7,7 @@ EXTRAS ?= dev,tensorrt-rtx
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test lint clean
+.PHONY: demo compare test lint clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -15,6 +16,9 @@ $(VENV)/.ready: pyproject.toml
 
 demo: $(VENV)/.ready
 	$(RUN) scripts/qat_finetune.py --config configs/digits.yaml
+
+compare: $(VENV)/.ready
+	$(RUN) scripts/compare.py --config configs/digits.yaml
 
 test: lint
 	$(RUN) -m pytest

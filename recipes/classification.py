@@ -20,9 +20,11 @@ from qat.descriptor import QUANT_DESC_8BIT_WEIGHT_PER_TENSOR
 from qat.distributed import rank, world_size
 from qat.errors import ConfigError
 from qat.files import atomic_write
+from qat.ptq import equalize, improve
 from qat.runtime.runner import Runner
-from qat.training import TrainConfig, TrainResult, fine_tune, qat_epochs, supervised_loss
+from qat.training import TrainConfig, TrainResult, distilled_loss, fine_tune, qat_epochs, supervised_loss
 from qat.training.accelerated import make_accelerator
+from qat.training.trainer import LossFn
 from recipes.config import RunConfig, to_plain
 from recipes.data import ImageData, Loader, load_data
 from recipes.models import build_model, load_weights, read_checkpoint
@@ -120,18 +122,21 @@ class Classification:
         if config.model.weights is None and config.model.checkpoint is None:
             claim(config.folder / "float", self._float_settings, self.main)
             train = replace(config.float_train, seed=config.seed, amax_mode="frozen")
-            self._train(model, train, config.folder / "float")
+            self._train(model, self.loss, train, config.folder / "float")
         return model
 
-    def _train(self, model: nn.Module, train: TrainConfig, folder: Path) -> TrainResult:
+    def _train(self, model: nn.Module, loss: LossFn, train: TrainConfig, folder: Path) -> TrainResult:
         """Train with the order, the augmentation and the dropout of `train.seed`."""
-        return fine_tune(model, self.data.train(train.seed), self.loss, self.evaluate, train, folder)
+        return fine_tune(model, self.data.train(train.seed), loss, self.evaluate, train, folder)
 
     def quantize(self, model: nn.Module) -> dict[str, str]:
         """Insert the quantizers that the configuration chooses, in place; returns what stays float, and why."""
         quant = self.config.quant
         weights = None if quant.per_channel else QUANT_DESC_8BIT_WEIGHT_PER_TENSOR
         include = quant.include or None
+        if "equalize" in quant.improve:
+            images = next(iter(self.data.calibration))[0].to(next(model.parameters()).device)
+            equalize(model, images, replace_relu6=quant.replace_relu6)
         if quant.placement == "modules":
             qat.quantize_(model, include=include, exclude=quant.exclude, weight_desc=weights)
         else:
@@ -140,7 +145,10 @@ class Classification:
         return qat.summary(model).left_float
 
     def calibrate(self, model: nn.Module) -> list[MethodResult]:
-        """Collect once, compute and evaluate each method, leave the best loaded; saves ptq/model.pt and each method."""
+        """Collect once, compute and evaluate each method, leave the best loaded, then do what improves it.
+
+        Saves each method and each improvement, and the model as it is left, in ptq/model.pt.
+        """
         quant = self.config.quant
         if quant.calibrator == "histogram":
             use_histograms(model)
@@ -154,7 +162,24 @@ class Classification:
             return self.evaluate(calibrated)
 
         results = compare_methods(model, keep_and_evaluate, "top1", methods, quant.unseen)
+        results += self._improve(model, max(results, key=lambda result: result.metrics["top1"]).method, batches)
         self.save(model, self.config.folder / "ptq" / "model.pt")
+        return results
+
+    def _improve(self, model: nn.Module, method: str, batches: int) -> list[MethodResult]:
+        """The steps after calibration, one on top of the other; a result of each."""
+        quant = self.config.quant
+        results: list[MethodResult] = []
+
+        def keep_and_evaluate(step: str) -> None:
+            name = f"{results[-1].method if results else method} + {step}"
+            self.save(model, self.config.ptq_file(name))
+            results.append(MethodResult(name, self.evaluate(model)))
+
+        steps = [step for step in quant.improve if step != "equalize"]
+        if steps:
+            options: dict[str, Any] = {"num_batches": batches, "rounding": quant.rounding, "progress": self.main}
+            improve(model, self.data.calibration, steps, after=keep_and_evaluate, **options)
         return results
 
     def fine_tune(self, model: nn.Module, seed: int) -> tuple[nn.Module, TrainResult]:
@@ -165,7 +190,10 @@ class Classification:
         length = config.qat.float_epochs or config.float_train.epochs
         epochs = config.qat.epochs or qat_epochs(length, config.qat.share)
         tuned = copy.deepcopy(model)
-        result = self._train(tuned, replace(config.qat.train, epochs=epochs, seed=seed), folder)
+        loss = self.loss
+        if config.qat.distill.active:
+            loss = distilled_loss(loss, self.load_float(), config.qat.distill)
+        result = self._train(tuned, loss, replace(config.qat.train, epochs=epochs, seed=seed), folder)
         self.save(tuned, folder / "model.pt")
         return tuned, result
 
@@ -197,14 +225,18 @@ class Classification:
         load_weights(model, read_checkpoint(path), path)
         return model.to(self.device)
 
-    def export(self, model: nn.Module, path: Path) -> dict[str, Any]:
-        """Write the Q/DQ file, checked against torch on real images; returns the report as plain values."""
+    def export(self, model: nn.Module, path: Path, precision: str = "fp32") -> dict[str, Any]:
+        """Write the Q/DQ file, checked against torch on real images; returns the report as plain values.
+
+        `precision` is that of all that is not INT8; the check is made before the file is typed.
+        """
         options = self.config.export
         report = qat.export(
             copy.deepcopy(model).cpu(),
             (self.example_input(),),
             path,
             opset=options.opset,
+            precision=precision,
             dynamic_batch=options.dynamic_batch,
             int8_weights=options.int8_weights,
             metadata={"model": self.config.model.name, "classes": ",".join(self.data.classes)[:1000]},
@@ -213,6 +245,7 @@ class Classification:
         assert parity is not None
         return {
             "opset": report.opset,
+            "precision": report.precision,
             "bytes": report.size,
             "quantizers": len(report.quantized),
             "left_float": dict(report.passthrough),

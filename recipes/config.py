@@ -14,7 +14,8 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from qat.calibration import METHODS, parse_method
 from qat.errors import ConfigError
-from qat.training import TrainConfig
+from qat.ptq import RoundingConfig, ordered_steps
+from qat.training import DistillConfig, TrainConfig
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[1] / "configs" / "digits.yaml"
 SHORT_NAMES = {
@@ -107,6 +108,9 @@ class QuantConfig:
         include: name globs of the layers to quantize; empty for every convolution and linear layer.
         exclude: name globs of layers left float.
         unseen: what happens to a quantizer that no calibration batch reaches: "error" or "float".
+        improve: of "equalize", before calibration, and "adaround", "correct_bias", "reestimate_bn" after it.
+        replace_relu6: let "equalize" turn ReLU6 into ReLU, which it cannot pass otherwise.
+        rounding: settings of "adaround".
     """
 
     calibrator: Literal["histogram", "max"] = "histogram"
@@ -118,10 +122,14 @@ class QuantConfig:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     unseen: Literal["error", "float"] = "error"
+    improve: tuple[str, ...] = ()
+    replace_relu6: bool = False
+    rounding: RoundingConfig = field(default_factory=RoundingConfig)
 
     def __post_init__(self) -> None:
         for method in self.all_methods():
             parse_method(method)
+        ordered_steps(self.improve)
         if not self.methods or self.batches < 1:
             raise ConfigError(f"quant.methods={self.methods}, quant.batches={self.batches}: each needs at least one.")
 
@@ -144,6 +152,7 @@ class QatConfig:
         epochs: epochs of fine-tuning; null for the share.
         float_epochs: length of the original float schedule; null for `float_train.epochs`.
         seeds: one run each; the tables show their mean and standard deviation.
+        distill: what the float model of the run teaches; nothing by default.
         train: the other settings; its `epochs` and `seed` are replaced.
     """
 
@@ -151,6 +160,7 @@ class QatConfig:
     epochs: int | None = None
     float_epochs: int | None = None
     seeds: tuple[int, ...] = (0,)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(lr=0.005, metric="top1"))
 
 
@@ -221,7 +231,7 @@ class RunConfig:
 
     def ptq_file(self, method: str) -> Path:
         """Checkpoint of the model calibrated by one method."""
-        return self.folder / "ptq" / f"{method.replace('=', '-')}.pt"
+        return self.folder / "ptq" / f"{method.replace('=', '-').replace(' ', '')}.pt"
 
 
 def build_parser(description: str) -> ArgumentParser:

@@ -48,8 +48,8 @@ def rows(results: Results) -> list[tuple[str, list[dict[str, float]]]]:
     return found
 
 
-def table(results: Results) -> str:
-    """Top-1, its distance to float, top-5 and loss of every row; several seeds as mean and standard deviation."""
+def table_lines(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Columns and lines: top-1, its distance to float, top-5 and loss; several seeds as mean and standard deviation."""
     base = results["float"]["top1"] if "float" in results else float("nan")
     lines = []
     for name, runs in rows(results):
@@ -70,11 +70,18 @@ def table(results: Results) -> str:
         columns.append("INT8 layers in TensorRT")
         for line in lines:
             line.append(_coverage(results) if line[0].startswith("ONNX") else "")
-    config = results["config"]
-    title = (
-        f"{config['model']['name']} on {config['data']['name']}, {config['data']['image_size']} px, {results['device']}"
-    )
-    return format_table(title, columns, lines)
+    return columns, lines
+
+
+def title(results: Results) -> str:
+    """Model, data, image size and device."""
+    model, data = results["config"]["model"], results["config"]["data"]
+    return f"{model['name']} on {data['name']}, {data['image_size']} px, {results['device']}"
+
+
+def table(results: Results) -> str:
+    """`table_lines` as text under the title."""
+    return format_table(title(results), *table_lines(results))
 
 
 def _coverage(results: Results) -> str:

@@ -2,13 +2,16 @@
 
     python scripts/export_onnx.py --config configs/digits.yaml
     python scripts/export_onnx.py --config configs/digits.yaml --checkpoint runs/x/ptq/model.pt --output ptq.onnx
+    python scripts/export_onnx.py --config configs/digits.yaml --precision fp16 --output model.fp16.onnx
 
-Without --checkpoint the first seed's fine-tuned model is taken, or the calibrated one where there is none.
+Without --checkpoint the first seed's fine-tuned model is taken, or the calibrated one where there is none. TensorRT
+runs what is not INT8 in the type that the file gives it: --precision.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from _common import run_main
 from qat.errors import ConfigError
@@ -21,11 +24,17 @@ def main(args: list[str]) -> None:
     parser = build_parser(__doc__)
     parser.add_argument("--checkpoint", type=str | None, help="quantized checkpoint")
     parser.add_argument("--output", type=str | None, help="file to write; default <output_dir>/model.onnx")
+    parser.add_argument(
+        "--precision",
+        type=Literal["fp32", "fp16", "bf16"],
+        default="fp32",
+        help="type of all that is not INT8; ONNX Runtime's CPU provider does not run bf16",
+    )
     config, options = parse(parser, args)
     checkpoint = Path(options.checkpoint) if options.checkpoint else default_checkpoint(config)
     run = Classification(config)
     path = Path(options.output) if options.output else config.folder / "model.onnx"
-    report = run.export(run.load_quantized(checkpoint), path)
+    report = run.export(run.load_quantized(checkpoint), path, options.precision)
     print(f"{checkpoint} -> {path}")
     for key, value in report.items():
         print(f"  {key}: {value}")

@@ -76,6 +76,20 @@ def test_calibrate_evaluate_and_export_agree(finished: Path) -> None:
     assert "quantized torch" in torch_side.stdout
 
 
+def test_the_precision_of_the_remainder_is_chosen_at_export(finished: Path) -> None:
+    path = finished / "half.onnx"
+    exported = script("export_onnx.py", finished, "--precision=fp16", "--output", str(path))
+    assert exported.returncode == 0, exported.stderr[-2000:]
+    assert "precision: fp16" in exported.stdout
+    model = onnx.load(path)
+    stored = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in stored.values()
+    quantizers = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    assert quantizers and {stored[node.input[1]] for node in quantizers} == {onnx.TensorProto.FLOAT}
+    refused = script("export_onnx.py", finished, "--precision=fp64")
+    assert refused.returncode == 2 and "fp64" in refused.stderr
+
+
 def test_a_worse_onnx_file_fails_and_a_better_one_does_not(finished: Path) -> None:
     failed = script("qat_finetune.py", finished, "--export.threshold=-100")
     assert failed.returncode == 1

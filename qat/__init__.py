@@ -72,6 +72,6 @@ def __getattr__(name: str) -> Any:
     """Import the parts that not every user needs, and what they depend on, when they are first used."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in ("onnx", "placement", "ptq", "report", "runtime", "tensorrt", "training"):
+    if name in ("debug", "onnx", "placement", "ptq", "report", "runtime", "sensitivity", "tensorrt", "training"):
         return importlib.import_module(f"qat.{name}")
     raise AttributeError(f"module 'qat' has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,18 @@ class Classification:
 
         steps = [step for step in quant.improve if step != "equalize"]
         if steps:
-            options: dict[str, Any] = {"num_batches": batches, "rounding": quant.rounding, "progress": self.main}
-            improve(model, self.data.calibration, steps, after=keep_and_evaluate, **options)
+            data = self.config.data
+            count = -(-batches * data.eval_batch_size // data.batch_size)
+            improve(
+                model,
+                self.data.calibration,
+                steps,
+                num_batches=batches,
+                norm_batches=islice(self.data.train(self.config.seed), count),
+                rounding=quant.rounding,
+                progress=self.main,
+                after=keep_and_evaluate,
+            )
         return results
 
     def fine_tune(self, model: nn.Module, seed: int) -> tuple[nn.Module, TrainResult]:

@@ -38,8 +38,8 @@ def reestimate_batch_norm(
 
     Args:
         model: calibrated or fine-tuned model; a float one is taken too.
-        batches: tensors, (inputs, ...) sequences or keyword mappings, as large as in training; each rank may have
-            its own.
+        batches: tensors, (inputs, ...) sequences or keyword mappings, in size and augmentation as in training, where
+            the statistics come from; each rank may have its own.
         num_batches: how many to take, None for all.
         forward: how one batch is run.
 

@@ -43,6 +43,7 @@ def improve(
     steps: Sequence[str],
     *,
     num_batches: int | None = None,
+    norm_batches: Iterable[Any] | None = None,
     rounding: RoundingConfig | None = None,
     forward: Forward = run_batch,
     progress: bool = True,
@@ -57,6 +58,7 @@ def improve(
         batches: as for `qat.calibrate`.
         steps: of "adaround", "correct_bias" and "reestimate_bn"; done in that order whatever theirs.
         num_batches: how many batches to take, None for all.
+        norm_batches: batches for "reestimate_bn", as in training, augmentation included; None for `batches`.
         rounding: settings of `adaround`.
         forward: how one batch is run.
         after: called with the name of each step that was done.
@@ -81,7 +83,7 @@ def improve(
         elif step == "correct_bias":
             results[step] = correct_biases(model, kept, reference=reference, **shared)
         elif batch_norms(model):
-            results[step] = reestimate_batch_norm(model, kept, **shared)
+            results[step] = reestimate_batch_norm(model, kept if norm_batches is None else norm_batches, **shared)
         else:
             logger.warning("reestimate_bn: no BatchNorm is left to re-estimate; it was folded or never there")
             continue

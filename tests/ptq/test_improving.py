@@ -15,7 +15,7 @@ import torch
 
 from digits_networks import accuracy, batches, digits, quantized, trained, unbalance
 from qat.errors import ConfigError
-from qat.ptq import RoundingConfig, adaround, correct_biases, equalize, improve, ordered_steps
+from qat.ptq import RoundingConfig, adaround, correct_biases, equalize, improve, ordered_steps, reestimate_batch_norm
 
 FAST = RoundingConfig(steps=100)
 
@@ -61,6 +61,13 @@ def test_equalized_models_have_no_batch_norm_to_reestimate(caplog: pytest.LogCap
     assert seen == list(results) == ["correct_bias"]
     assert "no BatchNorm is left" in caplog.text
     assert accuracy(model) > before
+
+
+def test_statistics_come_from_batches_of_their_own() -> None:
+    model, twin = quantized(trained()), quantized(trained())
+    improve(model, batches(1), ["reestimate_bn"], norm_batches=iter(batches(3)), progress=False)
+    reestimate_batch_norm(twin, batches(3), progress=False)
+    assert torch.equal(model.bn.running_var, twin.bn.running_var)  # type: ignore[union-attr,arg-type]
 
 
 def test_batches_in_every_form() -> None:

@@ -69,6 +69,7 @@ def _draw(axis: Any, title: str, models: Sequence[str], series: Series) -> None:
         axis.set_xlim(max(low - 0.25 * (high - low) - 0.5, 0), high + 0.15 * (high - low) + 0.3)
     elif found and "logarithmic" in title and min(found) > 0:
         axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter("")
     axis.margins(x=0.15)
     axis.set_yticks(range(len(models)), [plain_text(model) for model in models], fontsize=8)
     axis.invert_yaxis()

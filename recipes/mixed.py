@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import nn
 from tqdm import tqdm
 
 import qat
 from qat.files import atomic_write
+from qat.quantizer import named_quantizers
 from qat.runtime.data import random_inputs
 from qat.selectors import exact
 from qat.sensitivity import Point
@@ -22,6 +24,7 @@ from recipes.classification import Classification, Metrics
 from recipes.config import RunConfig, to_plain
 from recipes.data import image_shape
 from recipes.engines import BuiltEngine, build_for, find_library, half_file
+from recipes.models import build_model
 
 
 def mixed_config(config: RunConfig, names: Iterable[str]) -> RunConfig:
@@ -48,6 +51,40 @@ def write_config(config: RunConfig, path: Path, why: str) -> None:
         temporary.write_text(text + yaml.safe_dump(to_plain(config), sort_keys=False), encoding="utf-8")
 
 
+def without(run: Classification, names: Iterable[str]) -> Classification:
+    """The same run with these layers and operations left float as well."""
+    left = copy.copy(run)
+    exclude = (*run.config.quant.exclude, *map(exact, names))
+    left.config = replace(run.config, quant=replace(run.config.quant, exclude=exclude))
+    return left
+
+
+def build_without(run: Classification, names: Iterable[str], calibrated: nn.Module) -> nn.Module:
+    """The calibrated model with quantizers placed anew and these left float; weights and amax are kept.
+
+    A quantizer that is new there, or has another tensor now, gets the maximum over the calibration images.
+    """
+    model = build_model(replace(run.config.model, weights=None, checkpoint=None), len(run.data.classes))
+    without(run, names).quantize(model)
+    model.to(run.device)
+    own, kept = model.state_dict(), calibrated.state_dict()
+    model.load_state_dict({**own, **{key: value for key, value in kept.items() if key in own}})
+    known = {row.name: row.tensors for row in qat.summary(calibrated).quantizers}
+    fresh = [row.name for row in qat.summary(model).quantizers if known.get(row.name) != row.tensors]
+    if fresh:
+        quant, other = run.config.quant, copy.deepcopy(model)
+        qat.calibrate(other, run.data.calibration, num_batches=quant.batches, unseen=quant.unseen, progress=False)
+        found = dict(named_quantizers(other))
+        for name, quantizer in named_quantizers(model):
+            amax = found[name].amax
+            if name not in fresh:
+                continue
+            if amax is not None:
+                quantizer.amax = amax
+            quantizer.set_state(found[name].state, found[name].reason)
+    return model
+
+
 def verify(config: RunConfig) -> Metrics:
     """Metrics of the configuration's PTQ model, made as every script makes it: float, quantizers, calibration."""
     run = Classification(config)
@@ -66,8 +103,8 @@ def spread(points: Sequence[Point], most: int) -> list[Point]:
     return [front[place] for place in sorted(places)]
 
 
-def engine_points(run: Classification, choices: Sequence[Point], folder: Path) -> dict[str, Any]:
-    """Build the engine of each choice, and measure it where this machine can run it.
+def engine_points(run: Classification, calibrated: nn.Module, choices: Sequence[Point], folder: Path) -> dict[str, Any]:
+    """Build the engine of each choice of float layers of the calibrated model, and measure it where it can run.
 
     Returns:
         {"skipped": why} without a TensorRT library; else "points": what was float, what was built, and the median
@@ -83,7 +120,7 @@ def engine_points(run: Classification, choices: Sequence[Point], folder: Path) -
     for number, choice in enumerate(tqdm(choices, "engines", leave=False)):
         names = members(choice.units)
         path = folder / f"choice{number}.onnx"
-        _export(run, names, path)
+        run.export(build_without(run, names, calibrated), path)
         file = half_file(path) if run.config.tensorrt.remainder == "fp16" else path
         built = build_for(run.config, library, file)
         points.append({
@@ -94,18 +131,6 @@ def engine_points(run: Classification, choices: Sequence[Point], folder: Path) -
             "latency_ms": None if built.why_not_run else _latency(run.config, built),
         })  # fmt: skip
     return {"batch": run.config.data.eval_batch_size, "points": points}
-
-
-def _export(run: Classification, names: Iterable[str], path: Path) -> None:
-    """The Q/DQ file with these layers float; amax from one batch, as it has no influence on the time."""
-    mixed = copy.copy(run)
-    mixed.config = replace(
-        run.config, quant=replace(run.config.quant, exclude=(*run.config.quant.exclude, *map(exact, names)))
-    )
-    model = mixed.load_float()
-    mixed.quantize(model)
-    qat.calibrate(model, run.data.calibration, num_batches=1, unseen=run.config.quant.unseen, progress=False)
-    mixed.export(model, path)
 
 
 def _latency(config: RunConfig, built: BuiltEngine) -> float:

@@ -22,8 +22,8 @@ from recipes import results as res
 from recipes.classification import Classification
 from recipes.sensitivity import conclusion, pareto_of, sensitivity_of
 
-SHOWN = 24
-"""Histograms on a page: the tensors with the most noise."""
+SHOWN = {False: 16, True: 8}
+"""Histograms on a page: so many activations and so many weights (True), those with the most noise."""
 SAMPLES = 4
 """Images for the noise by layer, which holds every activation in memory."""
 
@@ -100,10 +100,11 @@ def layer_section(rows: Sequence[LayerSqnr]) -> Section:
 
 def histogram_section(statistics: Sequence[TensorStatistics]) -> Section:
     """Histograms of the noisiest tensors."""
-    worst = sorted(statistics, key=lambda tensor: tensor.sqnr_db)[:SHOWN]
+    ordered = sorted(statistics, key=lambda tensor: tensor.sqnr_db)
+    worst = [t for weight, most in SHOWN.items() for t in [t for t in ordered if t.weight is weight][:most]]
     notes = [
-        f"The {len(worst)} of {len(statistics)} tensors with the lowest ratio, activations blue and weights orange; "
-        "the red line is the clipping point, amax. A bulk far to its left wastes resolution; a tail to its right is "
+        f"{len(worst)} of {len(statistics)} tensors, those with the lowest ratio: activations blue, weights orange. "
+        "The red line is the clipping point, amax. A bulk far to its left wastes resolution; a tail to its right is "
         "clipped."
     ]
     return Section("Histograms", notes, [to_svg(histogram_figure(worst))])

@@ -29,7 +29,7 @@ from qat.sensitivity.proposal import members
 from qat.sensitivity.ranking import Level, Mode
 from recipes.classification import Classification, Metrics
 from recipes.config import to_plain
-from recipes.mixed import engine_points, mixed_config, spread, verify, write_config
+from recipes.mixed import build_without, engine_points, mixed_config, spread, verify, write_config
 from recipes.stages import claim
 
 Metric = Literal["top1", "val_loss", "sqnr_db", "kl"]
@@ -73,9 +73,21 @@ class Analysis:
         self.run, self.options = run, options
         self.folder = run.config.folder / "sensitivity"
         self.model = self._calibrated()
-        self.evaluations = Evaluations(self.model, run.evaluate, self.folder / "evaluations.json")
+        configurations = self.folder / "configurations.json"
+        self.configurations = Evaluations(self.model, run.evaluate, configurations, build=self._build)
         batch = next(iter(run.data.calibration))
-        self.shares = operation_shares(self.model, self.evaluations.units, [x[:2] for x in batch])
+        self.shares = operation_shares(self.model, self.units, [x[:2] for x in batch])
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Everything that can be left float."""
+        return self.configurations.units
+
+    def _build(self, names: tuple[str, ...]) -> nn.Module | None:
+        """The model that a configuration with these names excluded gives."""
+        left = [unit for unit in self.units if not set(unit.members) & set(names)]
+        # An add by itself is not quantized.
+        return build_without(self.run, names, self.model) if any(self.shares[unit] for unit in left) else None
 
     def _calibrated(self) -> nn.Module:
         """The model to analyse, kept so that a run that goes on has the same amax bit for bit."""
@@ -100,15 +112,17 @@ class Analysis:
 
     def all_float(self, proposal: Proposal) -> bool:
         """Whether the proposal leaves nothing quantized."""
-        return len(proposal.units) == len(self.evaluations.units)
+        return len(proposal.units) == len(self.units)
 
     def rank(self) -> Ranking:
-        """One evaluation a layer or block."""
-        options, found = self.options, self.evaluations
+        """One evaluation a layer or block, by switching its quantizers."""
+        options = self.options
         if options.metric in ("sqnr_db", "kl"):
             score = OutputScore(self.model, self.run.data.calibration, options.score_batches)
             settings = {"batches": options.score_batches}
             found = Evaluations(self.model, score, self.folder / "scores.json", settings)
+        else:
+            found = Evaluations(self.model, self.run.evaluate, self.folder / "switched.json")
         return rank_sensitivity(
             found,
             options.metric,
@@ -119,9 +133,9 @@ class Analysis:
         )
 
     def propose(self, ranking: Ranking) -> Proposal:
-        """The fewest float layers within `drop` points of float."""
-        target = number(self.evaluations.of(self.evaluations.units)["top1"]) - self.options.drop
-        found = self.evaluations
+        """The fewest float layers within `drop` points of float, with quantizers placed anew at each step."""
+        found = self.configurations
+        target = number(found.of(found.units)["top1"]) - self.options.drop
         return propose(found, ranking, "top1", target, whole=self.options.whole, progress=self.run.main)
 
     def check(self, proposal: Proposal) -> Metrics | None:
@@ -135,7 +149,7 @@ class Analysis:
 
     def save(self, ranking: Ranking, proposal: Proposal, checked: Metrics | None) -> dict[str, Any]:
         """Write sensitivity.json, the configuration and the pictures; returns the JSON's content."""
-        points = pareto(self.evaluations, self.shares, "top1")
+        points = pareto(self.configurations, self.shares, "top1")
         config = self.run.config
         results: dict[str, Any] = {
             "config": to_plain(config),
@@ -143,8 +157,8 @@ class Analysis:
             "environment": environment(),
             "ranking": ranking.to_dict(),
             "proposal": {**proposal.to_dict(), "coverage": self.coverage(proposal.units), "checked": checked},
-            "float_top1": self.evaluations.of(self.evaluations.units)["top1"],
-            "int8_top1": self.evaluations.of(())["top1"],
+            "float_top1": self.configurations.of(self.units)["top1"],
+            "int8_top1": self.configurations.of(())["top1"],
             "shares": {unit.name: share for unit, share in self.shares.items()},
             "pareto": [_point(point) for point in points],
         }
@@ -155,7 +169,8 @@ class Analysis:
         save_png(sensitivity_of(results), self.folder / "sensitivity.png")
         save_png(pareto_of(results), self.folder / "pareto.png")
         if self.options.engines:
-            results["engines"] = engine_points(self.run, spread(points, self.options.engines), self.folder / "engines")
+            choices = spread(points, self.options.engines)
+            results["engines"] = engine_points(self.run, self.model, choices, self.folder / "engines")
         write_json(self.folder / "sensitivity.json", results)
         return results
 

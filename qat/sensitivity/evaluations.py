@@ -23,6 +23,7 @@ from qat.training.checkpoint import check_same_run
 Metrics = dict[str, float | None]
 """Values by name; None where one is not finite."""
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
+Build = Callable[[tuple[str, ...]], nn.Module | None]
 
 
 class Evaluations:
@@ -36,6 +37,10 @@ class Evaluations:
             processes call it.
         path: JSON file, written after every evaluation; evaluations found in it are not repeated.
         settings: plain values that the file must agree with to be continued: data, number of images.
+        build: makes the calibrated model in which these members of units were float from the start, as `exclude` of
+            `qat.prepare` does it, or None where that leaves nothing to quantize. Placement decides on some quantizers
+            by what surrounds them (that of a residual add by the layer it is fused with), which switching the
+            quantizers of `model`, the default, does not show.
 
     Raises:
         ConfigError: the model is not calibrated, or the file is damaged, of another model or of other settings.
@@ -47,8 +52,9 @@ class Evaluations:
         evaluate: Evaluate,
         path: str | Path | None = None,
         settings: Mapping[str, Any] | None = None,
+        build: Build | None = None,
     ) -> None:
-        self.model, self.evaluate = model, evaluate
+        self.model, self.evaluate, self.build = model, evaluate, build
         self.path = None if path is None else Path(path)
         self.units = find_units(model)
         self._numbers = {unit: number for number, unit in enumerate(self.units)}
@@ -84,10 +90,16 @@ class Evaluations:
 
     @torch.no_grad()
     def _evaluate(self, key: frozenset[int]) -> Metrics:
-        names = {name for number in key for name in self.units[number].quantizers}
-        chosen = [quantizer for name, quantizer in named_quantizers(self.model) if name in names]
-        with evaluation_mode(self.model), passing_through(chosen):
-            metrics = self.evaluate(self.model)
+        units = [self.units[number] for number in sorted(key)]
+        model: nn.Module | None = self.model
+        if self.build is not None and units and len(units) < len(self.units):
+            model = self.build(tuple(name for unit in units for name in unit.members))
+            units = list(self.units) if model is None else []
+        model = model or self.model
+        names = {name for unit in units for name in unit.quantizers}
+        chosen = [quantizer for name, quantizer in named_quantizers(model) if name in names]
+        with evaluation_mode(model), passing_through(chosen):
+            metrics = self.evaluate(model)
         return {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
 
     def _save(self) -> None:

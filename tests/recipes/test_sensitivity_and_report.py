@@ -15,11 +15,13 @@ import pytest
 import torch
 import yaml
 
+import qat
 from qat.quantizer import named_quantizers
 from qat.sensitivity import Point, Unit
 from recipes.classification import Classification
 from recipes.config import RunConfig, build_parser, parse
-from recipes.mixed import engine_points, mixed_config, spread, write_config
+from recipes.mixed import build_without, engine_points, mixed_config, spread, without, write_config
+from recipes.models import build_model
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -64,11 +66,12 @@ def test_sensitivity_then_a_mixed_run_then_the_report(finished: Path) -> None:
     found = script("sensitivity.py", *options)
     assert found.returncode in (0, 1), found.stderr[-2000:]
     calibrated = (finished / "sensitivity" / "model.pt").stat().st_mtime_ns
-    written = (finished / "sensitivity" / "evaluations.json").stat().st_mtime_ns
+    kept = [finished / "sensitivity" / name for name in ("scores.json", "configurations.json")]
+    written = [path.stat().st_mtime_ns for path in kept]
     again = script("sensitivity.py", *options)
     assert again.stdout == found.stdout
     assert (finished / "sensitivity" / "model.pt").stat().st_mtime_ns == calibrated
-    assert (finished / "sensitivity" / "evaluations.json").stat().st_mtime_ns == written, "nothing is evaluated twice"
+    assert [path.stat().st_mtime_ns for path in kept] == written, "nothing is evaluated twice"
     results = json.loads((finished / "sensitivity" / "sensitivity.json").read_text())
     proposal = results["proposal"]
     assert proposal["reached"], "with everything float it is float"
@@ -86,6 +89,7 @@ def test_sensitivity_then_a_mixed_run_then_the_report(finished: Path) -> None:
     checked = json.loads((finished.with_name("run_mixed") / "ptq" / "results.json").read_text())
     assert checked["float"]["top1"] == pytest.approx(results["float_top1"]), "the float model is taken over"
     assert checked["ptq"][0]["metrics"]["top1"] == pytest.approx(proposal["checked"]["top1"])
+    assert proposal["metrics"]["top1"] == pytest.approx(proposal["checked"]["top1"]), "the steps are of configurations"
     assert mixed.stdout.count("excluded by") >= len(proposal["float"]) > 0
 
     reported = script("report.py", str(finished))
@@ -148,11 +152,13 @@ def test_engines_of_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     torch.manual_seed(0)
     never = copy.copy(run)
     never.config = replace(config, tensorrt=replace(config.tensorrt, build="never"))
-    assert engine_points(never, [], tmp_path) == {"skipped": "tensorrt.build is 'never'"}
-    run.float_model()
+    model = run.float_model()
+    assert engine_points(never, model, [], tmp_path) == {"skipped": "tensorrt.build is 'never'"}
+    run.quantize(model)
+    run.calibrate(model)
     name = "stage2.1.branch2.0"
     choices = [Point((), 90.0, 80.0, True), Point((Unit((name,), ()),), 85.0, 81.0, True)]
-    found: dict[str, Any] = engine_points(run, choices, tmp_path / "engines")
+    found: dict[str, Any] = engine_points(run, model, choices, tmp_path / "engines")
     first, second = found["points"]
     assert (first["float"], second["float"]) == ([], [name])
     assert first["engine"]["int8_layers"] == second["engine"]["int8_layers"] + 1
@@ -162,15 +168,33 @@ def test_engines_of_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert first["latency_ms"] > 0
 
 
+def test_a_model_placed_anew_keeps_weights_and_amax(tmp_path: Path) -> None:
+    run = Classification(small_config(tmp_path, "--model.name=resnet18", "--quant.placement=traced"))
+    torch.manual_seed(0)
+    model = build_model(run.config.model, 10)
+    run.quantize(model)
+    run.calibrate(model)
+    # Without INT8 in front of it the add of layer1.0 is float, and conv1 keeps the quantizer that they shared.
+    built = build_without(run, ["layer1.0.conv2"], model)
+    kept, state = model.state_dict(), built.state_dict()
+    assert not [key for key in state if key.startswith("layer1.0.conv2._") or "layer1.0._add" in key]
+    assert all(torch.equal(value, kept[key]) for key, value in state.items() if key in kept)
+    # The add of layer2.0 is fused with the other branch now, so its quantizer has another tensor.
+    name = "layer2.0._add_quantizer"
+    other = build_without(run, ["layer2.0.conv2"], model)
+    described = [next(row for row in qat.summary(m).quantizers if row.name == name).tensors for m in (model, other)]
+    assert described[0] != described[1]
+    assert not torch.equal(other.state_dict()[f"{name}._amax"], kept[f"{name}._amax"])
+    assert all(q.calibrated for _, q in named_quantizers(other))
+
+
 def test_the_layers_of_a_unit_are_those_that_exclusion_leaves_float(tmp_path: Path) -> None:
     run = Classification(small_config(tmp_path, "--quant.placement=traced"))
     model = run.float_model()
     other = copy.deepcopy(model)
     run.quantize(model)
     names = {name for name, _ in named_quantizers(model)}
-    left = copy.copy(run)
-    left.config = mixed_config(run.config, ["stage2.1.branch2.0"])
-    left.quantize(other)
+    without(run, ["stage2.1.branch2.0"]).quantize(other)
     assert names - {name for name, _ in named_quantizers(other)} == {
         "stage2.1.branch2.0._input_quantizer",
         "stage2.1.branch2.0._weight_quantizer",

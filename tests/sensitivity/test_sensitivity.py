@@ -119,6 +119,33 @@ def test_the_fewest_layers_for_a_target() -> None:
     assert len(whole.steps) == 1 + len(NAMES)
 
 
+def test_models_made_anew_are_evaluated_instead() -> None:
+    original = calibrated_chain()
+    made = []
+
+    def build(names: tuple[str, ...]) -> nn.Module | None:
+        made.append(names)
+        if len(names) == 4:
+            return None
+        model = Chain()
+        qat.quantize_(model, exclude=[exact(name) for name in names])
+        qat.calibrate(model, batches(), progress=False)
+        return model
+
+    seen = []
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        seen.append(model)
+        return {"quantizers": sum(q.state is qat.QuantizerState.QUANTIZING for _, q in qat.named_quantizers(model))}
+
+    evaluations = Evaluations(original, evaluate, build=build)
+    units = evaluations.units
+    counts = [evaluations.of(units[:count])["quantizers"] for count in (0, 1, 4, 5)]
+    assert counts == [10, 8, 0, 0]
+    assert made == [(NAMES[0],), NAMES[:4]]
+    assert [model is original for model in seen] == [True, False, True, True]
+
+
 def test_scores_without_labels_find_the_ruined_layer() -> None:
     model = calibrated_chain(ab=40.0)
     before = Everything(model)

@@ -232,7 +232,7 @@ def concat(node: Node, placement: Placement) -> Decision | None:
 
 
 def average_pooling(node: Node, placement: Placement) -> Decision | None:
-    """In and out, or not at all: the input is quantized where something reads the output in INT8."""
-    if placement.read_in_int8(node.outputs[0]):
+    """In and out, or not at all: the input is quantized where everything reads the output in INT8."""
+    if placement.read_only_in_int8(node.outputs[0]):
         return Decision(True, operands=(0,))
-    return leave_float("nothing reads its output in INT8, and pooling in INT8 needs scales on both sides")
+    return leave_float("something reads its output in float, and pooling in INT8 needs scales on both sides")

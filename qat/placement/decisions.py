@@ -62,6 +62,11 @@ class Placement:
                 return True
         return False
 
+    def read_only_in_int8(self, value: Value) -> bool:
+        """Whether everything that reads the tensor, or what a scale passes to from it, does so in INT8."""
+        readers = [(n, i) for n, i in self.graph.readers(value, stop=_NOT_PASSING) if n.op not in PASS_SCALE]
+        return self.read_in_int8(value) and all(self.quantizes(node, operand) for node, operand in readers)
+
     def from_int8(self, value: Value) -> bool:
         """Whether a quantized weighted operation computes the tensor, up to activations, norms and sums."""
         stop = (*WEIGHTED_OPS, "concat")

@@ -85,6 +85,13 @@ POOL: dict[str, tuple[Any, Any, dict[str, str], set[str]]] = {
         },
         set(),
     ),
+    # Kind: average pooling: in INT8 on both sides or on none (a Q/DQ of its own is slower than pooling in FP16).
+    "pooled for two": (
+        net.PooledForTwo,
+        net.image(),
+        {"stem._input_quantizer": "conv2d", "a._input_quantizer": "conv2d", "b._input_quantizer": "conv2d"},
+        {"pool"},
+    ),
     "inception": (
         net.Inception,
         net.image(),

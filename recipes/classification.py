@@ -22,7 +22,7 @@ from qat.distributed import rank, world_size
 from qat.errors import ConfigError
 from qat.files import atomic_write
 from qat.ptq import equalize, improve
-from qat.runtime.runner import Runner
+from qat.runtime.runner import Runner, fixed_batch, run_in_batches
 from qat.training import TrainConfig, TrainResult, distilled_loss, fine_tune, qat_epochs, supervised_loss
 from qat.training.accelerated import make_accelerator
 from qat.training.trainer import LossFn
@@ -276,7 +276,8 @@ class Classification:
         """Metrics of a model with one input and one output behind any runner, on the first `limit` images or all."""
         totals = torch.zeros(4, dtype=torch.float64)
         for images, labels in tqdm(self.data.val, "evaluate", disable=not progress, leave=False):
-            outputs = runner.run({runner.input_names[0]: images.float().cpu().numpy()})
+            batch = {runner.input_names[0]: images.float().cpu().numpy()}
+            outputs = run_in_batches(runner, batch, fixed_batch(runner) or len(images), pad_last=True)
             totals += batch_totals(torch.from_numpy(outputs[runner.output_names[0]]), labels.cpu())
             if limit is not None and totals[3] >= limit:
                 break

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from qat.errors import QatError, RunnerError
 from qat.files import atomic_write
 from qat.report import format_table
-from qat.runtime import OnnxRuntimeRunner, run_in_batches, run_padded
+from qat.runtime import OnnxRuntimeRunner, fixed_batch, run_in_batches, run_padded
 from qat.runtime.data import holds_test_sets, load_test_sets, verify
 from qat.runtime.folder import FolderBatch, ImagePreprocessing, folder_batches, sample_files
 from qat.runtime.runner import Arrays
@@ -107,8 +107,7 @@ def run_folder(model: Model, other: Model | None, args: argparse.Namespace) -> N
 
 def batch_size(model: Model, wanted: int, total: int) -> int:
     """The batch that the model fixes, else the one asked for, but not more than there are samples."""
-    shape = model.inputs[0].shape
-    return (shape[0] if shape else None) or min(wanted, total)
+    return fixed_batch(model) or min(wanted, total)
 
 
 def run_other(model: Model, arrays: Arrays, size: int) -> Arrays:

@@ -1,7 +1,7 @@
 """One Runner interface over torch and ONNX Runtime; TensorRT's is `qat.tensorrt.TensorRTRunner`."""
 
 from qat.runtime.onnxruntime import OnnxRuntimeRunner
-from qat.runtime.runner import Arrays, Runner, TensorSpec, check_inputs, run_in_batches, run_padded
+from qat.runtime.runner import Arrays, Runner, TensorSpec, check_inputs, fixed_batch, run_in_batches, run_padded
 from qat.runtime.torch import TorchRunner
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "TensorSpec",
     "TorchRunner",
     "check_inputs",
+    "fixed_batch",
     "run_in_batches",
     "run_padded",
 ]

@@ -64,6 +64,12 @@ def check_inputs(inputs: Mapping[str, Array], specs: Sequence[TensorSpec]) -> No
             raise RunnerError(f"Input '{spec.name}' has shape {array.shape}; the model takes {spec.shape}.")
 
 
+def fixed_batch(runner: Runner) -> int | None:
+    """Dimension 0 of the model's first input where the model fixes it; None where it is open or not declared."""
+    specs: Sequence[TensorSpec] = getattr(runner, "inputs", ())
+    return specs[0].shape[0] if specs and specs[0].shape else None
+
+
 def run_in_batches(runner: Runner, inputs: Mapping[str, Array], batch_size: int, pad_last: bool = False) -> Arrays:
     """Run a long set in batches along dimension 0 and join the outputs.
 

@@ -16,7 +16,7 @@ from typing import Any
 from qat.errors import EngineError
 from qat.tensorrt.log import LogHub, make_log_hub
 
-MINIMUM_VERSION = {"tensorrt": (10, 16), "tensorrt_rtx": (1, 2)}
+MINIMUM_VERSION = {"tensorrt": (10, 16), "tensorrt_rtx": (1, 7)}
 LIBRARY_VARIABLE = "QAT_TENSORRT"
 INSTALL = (
     "Install one of them: `pip install 'qat[tensorrt]'` (TensorRT, data-centre and desktop GPUs) or "

@@ -72,6 +72,10 @@ def test_calibrate_evaluate_and_export_agree(finished: Path) -> None:
     evaluated = script("evaluate.py", finished, "--file", str(finished / "again.onnx"))
     assert evaluated.returncode == 0, evaluated.stderr[-2000:]
     assert f"{results['onnx']['metrics']['top1']:.4f}" in evaluated.stdout
+    fixed = script("export_onnx.py", finished, f"--output={finished}/fixed.onnx", "--export.dynamic_batch=false")
+    assert fixed.returncode == 0, fixed.stderr[-2000:]
+    one_by_one = script("evaluate.py", finished, "--file", str(finished / "fixed.onnx"))
+    assert f"{results['onnx']['metrics']['top1']:.4f}" in one_by_one.stdout, one_by_one.stderr[-2000:]
     torch_side = script("evaluate.py", finished, "--file", str(finished / "qat" / "seed0" / "model.pt"))
     assert "quantized torch" in torch_side.stdout
 

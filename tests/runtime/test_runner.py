@@ -7,7 +7,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from qat.errors import RunnerError
-from qat.runtime import OnnxRuntimeRunner, Runner, TensorSpec, TorchRunner, check_inputs, run_in_batches
+from qat.runtime import OnnxRuntimeRunner, Runner, TensorSpec, TorchRunner, check_inputs, fixed_batch, run_in_batches
 from qat.runtime.runner import Array, Arrays
 from qat.runtime.torch import measure_torch
 
@@ -150,5 +150,10 @@ def test_fixed_batch_is_run_padded() -> None:
     x = np.tile(X, (3, 1))[:5]
     padded = run_in_batches(runner, {"x": x}, 2, pad_last=True)["y"]
     np.testing.assert_array_equal(padded, OnnxRuntimeRunner(_scale_model()).run({"x": x})["y"])
+    assert (fixed_batch(runner), fixed_batch(OnnxRuntimeRunner(_scale_model())), fixed_batch(_Recorder())) == (
+        2,
+        None,
+        None,
+    )
     check_inputs({"x": X}, [TensorSpec("x", "float32", (None, 3))])
     assert onnx.load_from_string(_scale_model(2)).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2

@@ -97,10 +97,10 @@ def start(path: Path, restart: bool) -> dict[str, Any]:
 
 
 def _key(part: Any) -> Any:
-    """What must be equal; this script's own results make a checkout dirty, so that is no difference."""
+    """What must be equal: of the environment the commit and the packages."""
     if not isinstance(part, dict) or "commit" not in part:
         return part
-    return part["commit"].removesuffix("-dirty"), part["packages"]
+    return part["commit"], part["packages"]
 
 
 def holds(row: dict[str, Any] | None) -> bool:

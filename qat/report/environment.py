@@ -59,11 +59,21 @@ def _cpu() -> tuple[str, set[str]]:
     return fields.get("model name", platform.processor()), set(fields.get("flags", "").split())
 
 
+_MADE_BY_SCRIPTS = (":(top,exclude)results", ":(top,exclude)docs/*.png")
+
+
 def _commit() -> str:
-    """Commit of this checkout, "-dirty" appended where edited; QAT_COMMIT where the history did not travel along."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """Commit of this checkout, "-dirty" appended where its code is edited; QAT_COMMIT where no history travelled along.
+
+    Results and pictures that scripts write are not code: the second row of a table has the commit of the first.
+    """
     try:
-        run = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-        return run.stdout.strip()
+        edited = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *_MADE_BY_SCRIPTS)
+        return _git("rev-parse", "--short=12", "HEAD") + ("-dirty" if edited else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("QAT_COMMIT", "unknown")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()

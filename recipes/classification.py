@@ -89,22 +89,43 @@ def to_metrics(totals: Tensor) -> Metrics:
 
 
 class Classification:
-    """The stages of one run; each keeps its results in its own folder and is resumed or reused from there."""
+    """The stages of one run; each keeps its results in its own folder and is resumed or reused from there.
+
+    Attributes:
+        metric: the key of `evaluate`'s result that chooses the best method of calibration.
+        float_keys: parts of the configuration that decide the float model.
+    """
+
+    metric = "top1"
+    float_keys = ("seed", "label_smoothing", "model", "data", "float_train")
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.device = pick_device(config.device)
         # Joins the other processes of torchrun: the loaders below give each rank its share.
         make_accelerator("no")
-        self.data: ImageData = load_data(config.data, config.seed, self.device)
-        self.loss = supervised_loss(classification_loss(config.label_smoothing))
+        self.data = self.load_data()
+        self.loss = self.make_loss()
         self.main = rank() == 0
         plain = to_plain(config)
-        self._float_settings = {k: plain[k] for k in ("seed", "label_smoothing", "model", "data", "float_train")}
+        self._float_settings = {key: plain[key] for key in self.float_keys}
         for key in ("workers", "eval_batch_size", "dir"):
-            del self._float_settings["data"][key]
+            self._float_settings["data"].pop(key, None)
         self._quant_settings = {**self._float_settings, "quant": plain["quant"]}
         self._qat_settings = {**self._quant_settings, "qat": {k: v for k, v in plain["qat"].items() if k != "seeds"}}
+
+    def load_data(self) -> ImageData:
+        """The loaders."""
+        return load_data(self.config.data, self.config.seed, self.device)
+
+    def make_loss(self) -> LossFn:
+        """The loss of a batch."""
+        return supervised_loss(classification_loss(self.config.label_smoothing))
+
+    def build(self, pretrained: bool = True) -> nn.Module:
+        """The network, with the weights that the configuration names unless `pretrained` is False."""
+        model = self.config.model if pretrained else replace(self.config.model, weights=None, checkpoint=None)
+        return build_model(model, len(self.data.classes))
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Metrics on the validation images."""
@@ -119,7 +140,7 @@ class Classification:
         """The float model: from the weights or checkpoint the configuration names, else trained here."""
         config = self.config
         torch.manual_seed(config.seed)
-        model = build_model(config.model, len(self.data.classes)).to(self.device)
+        model = self.build().to(self.device)
         if config.model.weights is None and config.model.checkpoint is None:
             claim(config.folder / "float", self._float_settings, self.main)
             train = replace(config.float_train, seed=config.seed, amax_mode="frozen")
@@ -162,8 +183,8 @@ class Classification:
             self.save(calibrated, self.config.ptq_file(next(current)))
             return self.evaluate(calibrated)
 
-        results = compare_methods(model, keep_and_evaluate, "top1", methods, quant.unseen)
-        results += self._improve(model, max(results, key=lambda result: result.metrics["top1"]).method, batches)
+        results = compare_methods(model, keep_and_evaluate, self.metric, methods, quant.unseen)
+        results += self._improve(model, max(results, key=lambda result: result.metrics[self.metric]).method, batches)
         self.save(model, self.config.folder / "ptq" / "model.pt")
         return results
 
@@ -221,7 +242,7 @@ class Classification:
             ConfigError: it was not trained yet, or with other settings.
         """
         config, folder = self.config, self.config.folder / "float"
-        model = build_model(config.model, len(self.data.classes))
+        model = self.build()
         if config.model.weights is None and config.model.checkpoint is None:
             if not (folder / "best.pt").exists():
                 raise ConfigError(f"there is no {folder / 'best.pt'}. Run scripts/qat_finetune.py first.")
@@ -231,10 +252,14 @@ class Classification:
 
     def load_quantized(self, path: Path) -> nn.Module:
         """The quantized model with the weights and amax of a checkpoint from `calibrate` or `fine_tune`."""
-        model = build_model(replace(self.config.model, weights=None, checkpoint=None), len(self.data.classes))
+        model = self.build(pretrained=False)
         self.quantize(model)
         load_weights(model, read_checkpoint(path), path)
         return model.to(self.device)
+
+    def dynamic_shapes(self) -> Any:
+        """`qat.export`'s dynamic_shapes; None for export.dynamic_batch."""
+        return None
 
     def export(self, model: nn.Module, path: Path, precision: str = "fp32") -> dict[str, Any]:
         """Write the Q/DQ file, checked against torch on real images; returns the report as plain values.
@@ -249,6 +274,7 @@ class Classification:
             opset=options.opset,
             precision=precision,
             dynamic_batch=options.dynamic_batch,
+            dynamic_shapes=self.dynamic_shapes(),
             int8_weights=options.int8_weights,
             metadata={"model": self.config.model.name, "classes": ",".join(self.data.classes)[:1000]},
         )

@@ -1,4 +1,4 @@
-"""The configuration of a classification run: YAML, command line and the checks before anything runs."""
+"""The configuration of a run: YAML, command line and the checks before anything runs; RunConfig is classification's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
@@ -234,36 +234,48 @@ class RunConfig:
         return self.folder / "ptq" / f"{method.replace('=', '-').replace(' ', '')}.pt"
 
 
-def build_parser(description: str) -> ArgumentParser:
-    """The parser of every classification script: --config FILE, and one option for every field."""
-    short = ", ".join(f"{short} for {name}" for short, name in SHORT_NAMES.items())
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def build_parser(
+    description: str, config_type: type = RunConfig, short_names: Mapping[str, str] = SHORT_NAMES
+) -> ArgumentParser:
+    """The parser of a recipe's scripts: --config FILE, and one option for every field of the configuration."""
+    short = ", ".join(f"{short} for {name}" for short, name in short_names.items())
     parser = ArgumentParser(description=description, epilog=f"Short names: {short}.", exit_on_error=False)
     parser.add_argument("--config", action="config", help="YAML file; options after it override its values")
-    parser.add_class_arguments(RunConfig)
+    parser.add_class_arguments(config_type)
     return parser
 
 
-def parse(parser: ArgumentParser, args: Sequence[str]) -> tuple[RunConfig, Namespace]:
-    """Parse and check; also the namespace, with what a script added. Without --config: configs/digits.yaml.
+def parse(
+    parser: ArgumentParser,
+    args: Sequence[str],
+    config_type: type[Config] = RunConfig,  # type: ignore[assignment]
+    default: Path = DEFAULT_CONFIG,
+    short_names: Mapping[str, str] = SHORT_NAMES,
+) -> tuple[Config, Namespace]:
+    """Parse and check; also the namespace, with what a script added. Without --config: the default's values.
 
     Raises:
         ConfigError: unknown key (with the nearest known one), wrong type or value, unreadable file.
     """
     if not any(arg.partition("=")[0] == "--config" for arg in args):
-        args = ["--config", str(DEFAULT_CONFIG), *args]
+        args = ["--config", str(default), *args]
     spelled = []
     for arg in args:
         option, equals, value = arg.partition("=")
-        spelled.append(SHORT_NAMES.get(option, option) + equals + value)
+        spelled.append(short_names.get(option, option) + equals + value)
     try:
         namespace = parser.parse_args(spelled)
         built = parser.instantiate_classes(namespace)
     except ArgumentError as error:
-        raise ConfigError(_explain(str(error))) from error
+        known = known_keys(config_type) + [short.removeprefix("--") for short in short_names]
+        raise ConfigError(_explain(str(error), known)) from error
     except TypeError as error:
         raise ConfigError(f"a group of the configuration is not a mapping of its fields: {error}") from error
-    names = [f.name for f in fields(RunConfig)]
-    return RunConfig(**{name: built[name] for name in names}), namespace
+    names = [f.name for f in fields(config_type)]
+    return config_type(**{name: built[name] for name in names}), namespace
 
 
 def known_keys(cls: type = RunConfig, prefix: str = "") -> list[str]:
@@ -284,13 +296,12 @@ UNKNOWN_KEY = (
 """How jsonargparse names an unknown key: on the command line, in a group, at the top of a file."""
 
 
-def _explain(message: str) -> str:
+def _explain(message: str, known: Sequence[str]) -> str:
     """The parser's message, with the nearest known key where it names an unknown one."""
     match = next((found for pattern in UNKNOWN_KEY if (found := re.search(pattern, message))), None)
     if match is None:
         return message
     key = ".".join(match.groups())
-    known = known_keys() + [short.removeprefix("--") for short in SHORT_NAMES]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     near = near or difflib.get_close_matches(key.split(".")[0], known, n=1, cutoff=0.5)
     return f"unknown configuration key '{key}'." + (f" Did you mean '{near[0]}'?" if near else "")

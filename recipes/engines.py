@@ -89,20 +89,45 @@ def half_file(path: Path) -> Path:
     return half
 
 
-def build_for(config: RunConfig, library: Library, path: Path, show_progress: bool = False) -> BuiltEngine:
-    """Build or reuse `<path>.engine` for a file with one image input.
+def build_for(
+    config: RunConfig,
+    library: Library,
+    path: Path,
+    show_progress: bool = False,
+    profiles: tuple[Profile, ...] | None = None,
+) -> BuiltEngine:
+    """Build or reuse `<path>.engine` for a file with one image input, for the profiles given or those of the batches.
 
     Raises:
         EngineError: the build fails, or fewer layers than tensorrt.min_int8 run in INT8.
     """
     graph = OnnxGraph.load(path)
     targets = build_targets(library, config.tensorrt.compute_capability)
-    profiles = make_profiles(config, graph.inputs[0]) if config.export.dynamic_batch else ()
+    if profiles is None:
+        profiles = make_profiles(config, graph.inputs[0]) if config.export.dynamic_batch else ()
     options = BuildOptions(profiles, compute_capabilities=targets)
     stored = build_or_reuse(path, path.with_suffix(".engine"), options, library=library, show_progress=show_progress)
     layers = stored.layers or tuple(load_engine(stored.path, library).layers())
     target = f"compute capability {targets[0]}" if targets else str(stored.manifest["gpu"])
     return BuiltEngine(stored, library, inspect_layers(layers, graph), target, why_not_executable(library))
+
+
+def build_for_run(
+    config: RunConfig, path: Path, profiles: tuple[Profile, ...] | None = None
+) -> tuple[BuiltEngine, Path] | str:
+    """Build the engine of a run's Q/DQ file as the configuration wants it: with the file it is built from, or why not.
+
+    Raises:
+        EngineError: as for `find_library` and `build_for`.
+    """
+    library = find_library(config)
+    if isinstance(library, str):
+        return library
+    file = half_file(path) if config.tensorrt.remainder == "fp16" else path
+    built = build_for(config, library, file, profiles=profiles)
+    if config.tensorrt.min_int8 is not None:
+        built.inspection.require_int8(config.tensorrt.min_int8)
+    return built, file
 
 
 def tensorrt_entry(config: RunConfig, path: Path) -> dict[str, Any]:
@@ -111,13 +136,14 @@ def tensorrt_entry(config: RunConfig, path: Path) -> dict[str, Any]:
     Raises:
         EngineError: as for `find_library` and `build_for`.
     """
-    library = find_library(config)
-    if isinstance(library, str):
-        return {"skipped": library}
-    file = half_file(path) if config.tensorrt.remainder == "fp16" else path
-    built = build_for(config, library, file)
-    if config.tensorrt.min_int8 is not None:
-        built.inspection.require_int8(config.tensorrt.min_int8)
+    built = build_for_run(config, path)
+    if isinstance(built, str):
+        return {"skipped": built}
+    return built_entry(config, *built)
+
+
+def built_entry(config: RunConfig, built: BuiltEngine, file: Path) -> dict[str, Any]:
+    """The results' "tensorrt" entry of an engine built from `file`."""
     return {"onnx": file.name, "remainder": config.tensorrt.remainder, **built.to_dict()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qat.placement.decisions import Decision, Placement, leave_float
-from qat.placement.graph import Node, Value
+from qat.placement.graph import Graph, Node, Value
 
 MIN_CHANNELS = 16
 """Fewer channels, or a smaller K or N of a product, run faster in FP16 (NVIDIA's heuristics)."""
@@ -13,6 +13,7 @@ MAX_SEQUENCE = 512
 """Longest sequence with a fused INT8 attention kernel."""
 _LOGITS_PASS = ("reshape", "slice", "identity", "softmax", "resize", "nearest", "mean", "global_pool", "activation",
                 "other", "sigmoid")  # fmt: skip
+_UPSAMPLING = ("nearest", "resize", "conv_transpose")
 
 
 def _weight(node: Node) -> tuple[int, ...]:
@@ -86,9 +87,12 @@ def is_gating(node: Node, placement: Placement) -> bool:
 
 
 def gives_logits(node: Node, placement: Placement) -> bool:
-    """A linear layer or 1x1 convolution from which only shapes, pooling and activations lead to an output."""
+    """A linear layer or 1x1 convolution from which only shapes, pooling and activations lead to an output.
+
+    Behind an upsampling any convolution: the head of a network for dense prediction, such as a U-Net's, may be 3x3.
+    """
     graph = placement.graph
-    if node.op != "linear" and any(size != 1 for size in _weight(node)[2:]):
+    if node.op != "linear" and any(size != 1 for size in _weight(node)[2:]) and not _is_behind_upsampling(node, graph):
         return False
     reached = [node.outputs[0]]
     for reader, _ in graph.readers(node.outputs[0], stop=()):
@@ -96,6 +100,10 @@ def gives_logits(node: Node, placement: Placement) -> bool:
             return False
         reached += reader.outputs
     return any(value in graph.outputs for value in reached)
+
+
+def _is_behind_upsampling(node: Node, graph: Graph) -> bool:
+    return any(producer.op in _UPSAMPLING for producer in graph.producers(node.inputs[0], stop=()))
 
 
 def softmax_behind(node: Node) -> tuple[Node, int] | None:

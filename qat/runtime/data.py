@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from qat.errors import RunnerError
+from qat.files import atomic_write
 from qat.runtime.runner import Array, Arrays, Runner
 
 
@@ -40,6 +41,20 @@ def load_pb(path: str | Path) -> Array:
         return np.asarray(numpy_helper.to_array(tensor))
     except Exception as error:
         raise RunnerError(f"'{file}' is not a serialized ONNX tensor: {error}.") from error
+
+
+def save_test_set(folder: str | Path, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    """Write `input_0.pb`, ... and `output_0.pb`, ... in the order of the mappings, each named and each atomically.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    from onnx import numpy_helper
+
+    for kind, arrays in (("input", inputs), ("output", outputs)):
+        for number, (name, array) in enumerate(arrays.items()):
+            with atomic_write(Path(folder) / f"{kind}_{number}.pb") as temporary:
+                temporary.write_bytes(numpy_helper.from_array(np.ascontiguousarray(array), name).SerializeToString())
 
 
 def load_test_sets(folder: str | Path, input_names: Sequence[str], output_names: Sequence[str]) -> list[TestSet]:

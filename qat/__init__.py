@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qat import calib, nn, quant_modules
+from qat import calib, nn, quant_modules, tensor_quant
 from qat.calibration import calibrate, calibrate_model, collect_stats, compare_methods, compute_amax, use_histograms
 from qat.convert import ConversionReport, quantize_
 from qat.descriptor import QuantDescriptor
@@ -57,6 +57,7 @@ __all__ = [
     "quantize_",
     "set_quantizer_state",
     "summary",
+    "tensor_quant",
     "use_histograms",
 ]
 
@@ -66,12 +67,24 @@ _LAZY = {
     "fold_batch_norm_": "qat.placement",
     "prepare": "qat.placement",
 }
+_PARTS = (
+    "debug",
+    "huggingface",
+    "onnx",
+    "placement",
+    "ptq",
+    "report",
+    "runtime",
+    "sensitivity",
+    "tensorrt",
+    "training",
+)
 
 
 def __getattr__(name: str) -> Any:
     """Import the parts that not every user needs, and what they depend on, when they are first used."""
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in ("debug", "onnx", "placement", "ptq", "report", "runtime", "sensitivity", "tensorrt", "training"):
+    if name in _PARTS:
         return importlib.import_module(f"qat.{name}")
     raise AttributeError(f"module 'qat' has no attribute {name!r}")

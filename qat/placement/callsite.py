@@ -97,6 +97,19 @@ def _method_name(module: nn.Module, code: CodeType) -> str | None:
     """Name under which the module's class finds this very code: not if it is overridden, or decorated."""
     kind = type(module)
     if kind not in _methods:
-        pairs = ((getattr(getattr(kind, name, None), "__code__", None), name) for name in dir(kind))
+        pairs = ((getattr(method_of(kind, name), "__code__", None), name) for name in dir(kind))
         _methods[kind] = {found: name for found, name in pairs if found is not None}
     return _methods[kind].get(code)
+
+
+def method_of(kind: type, name: str) -> Any:
+    """A class's attribute; behind the wrapper, where `__init_subclass__` wraps the methods of every subclass by itself.
+
+    The layers of transformers are such: an edited method in a subclass is wrapped again, and nothing is lost.
+    """
+    function = getattr(kind, name, None)
+    inner = getattr(function, "__wrapped__", None)
+    if inner is None or not hasattr(kind.__init_subclass__, "__func__"):
+        return function
+    again = vars(type(kind.__name__, (kind,), {name: inner, "__module__": kind.__module__}))[name]
+    return inner if getattr(again, "__wrapped__", None) is inner else function

@@ -22,6 +22,7 @@ from typing import Any
 from torch import nn
 
 from qat.errors import ConfigError
+from qat.placement.callsite import method_of
 from qat.placement.graph import Location
 from qat.placement.source import Edit, SourceObstacleError, change, definition_of
 
@@ -77,7 +78,7 @@ def _plan(base: type[nn.Module], edits: Iterable[Edit]) -> dict[str, _Work]:
     for edit in edits:
         methods[edit.location.scope].append((edit.location, edit))
     for method, pairs in methods.items():
-        visit(method, getattr(base, method), pairs, True)
+        visit(method, method_of(base, method), pairs, True)
     return plan
 
 

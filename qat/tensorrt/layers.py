@@ -83,13 +83,14 @@ class Layer:
         """Type the kernel computes in.
 
         A weighted kernel is "int8" if its weight is INT8 and its activation arrives in INT8, or is quantized inside a
-        fusion; without a weight, if all its inputs are INT8. Every other kernel has the widest floating type among
-        its tensors.
+        fusion; without a weight, if all its inputs are INT8, or queries, keys and values of a fused attention with a
+        mask. Every other kernel has the widest floating type among its tensors.
         """
         types = [tensor.dtype for tensor in self.inputs]
         if self.is_weighted:
             weight = self.weight
-            if weight is None and types and set(types) == {"int8"}:
+            attends = "mha" in self.name and types.count("int8") == 3  # the fourth input is its mask
+            if weight is None and types and (attends or set(types) == {"int8"}):
                 return "int8"
             quantizes_inside = self._is_weighted_fusion and "Roun" in self.operations
             if weight is not None and weight.dtype == "int8" and ("int8" in types or quantizes_inside):

@@ -1,0 +1,121 @@
+"""A question-answering run's results: one JSON, one table; engines, and the speed of the files on this CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+from qat.files import atomic_write, write_json
+from qat.report import format_table
+from qat.runtime import OnnxRuntimeRunner
+from qat.runtime.latency import measure_runner
+from qat.runtime.runner import Arrays
+from qat.tensorrt import Profile, ShapeRange
+from recipes.engines import build_for_run, built_entry
+from recipes.qa_config import QaConfig
+from recipes.question_answering import DISTILLED, PLAIN, QuestionAnswering
+from recipes.results import Results
+
+
+def save(results: Results, folder: Path) -> Path:
+    """Write results.json and config.yaml, which scripts/answer.py reads, into the run's folder; the JSON's path."""
+    import yaml
+
+    with atomic_write(folder / "config.yaml") as temporary:
+        temporary.write_text(yaml.safe_dump(results["config"], sort_keys=False))
+    write_json(folder / "results.json", results)
+    return folder / "results.json"
+
+
+def rows(results: Results) -> list[tuple[str, list[dict[str, float]]]]:
+    """(name, metrics of each seed) for float, each PTQ method, QAT with and without distillation and ONNX."""
+    found = [("float", [results["float"]])] if "float" in results else []
+    found += [(f"PTQ {entry['method']}", [entry["metrics"]]) for entry in results.get("ptq", [])]
+    for variant in (PLAIN, DISTILLED):
+        runs = [entry["metrics"] for entry in results.get("qat", []) if entry["variant"] == variant]
+        found += [(variant, runs)] if runs else []
+    if "onnx" in results:
+        entry = results["onnx"]
+        found.append((f"ONNX Runtime ({entry['variant']}, seed {entry['seed']})", [entry["metrics"]]))
+    return found
+
+
+def table(results: Results) -> str:
+    """Exact match and F1 of every model, and F1's distance to float; several seeds as mean and standard deviation."""
+    base = results["float"]["f1"]
+    lines = []
+    for name, runs in rows(results):
+        cells = [_spread([run[key] for run in runs]) for key in ("exact", "f1")]
+        label = f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
+        lines.append([label, *cells, f"{mean(run['f1'] for run in runs) - base:+.2f}"])
+    config = results["config"]
+    title = f"{config['model']['name']} on {config['data']['name']}, {results['device']}"
+    return format_table(title, ["model", "exact match %", "F1 %", "F1 vs float"], lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    spread = f" +- {pstdev(values):.2f}" if len(values) > 1 else ""
+    return f"{mean(values):.2f}{spread}"
+
+
+def profiles(config: QaConfig, names: Sequence[str]) -> tuple[Profile, ...]:
+    """One profile for each sequence length and batch size, from a single sequence to the whole batch."""
+    return tuple(
+        {name: ShapeRange((1, length), (batch, length), (batch, length)) for name in names}
+        for length in config.tensorrt.lengths
+        for batch in config.tensorrt.batches
+    )
+
+
+def engine_entry(run: QuestionAnswering, path: Path) -> dict[str, Any]:
+    """Build the engine of an ONNX file: the results' "tensorrt" entry, or {"skipped": why}.
+
+    "kernels" counts all of them in all profiles, "fused_attention" those that are a whole attention.
+
+    Raises:
+        EngineError: as for `recipes.engines.build_for_run`.
+    """
+    built = build_for_run(run.config, path, profiles(run.config, run.questions.names))
+    if isinstance(built, str):
+        return {"skipped": built}
+    layers = built[0].inspection.layers
+    fused = [layer for layer in layers if "mha" in f"{layer.name} {layer.kind}".lower()]
+    kept = {key: value for key, value in built_entry(run.config, *built).items() if key != "not_int8"}
+    float_operations = [op.node for op in built[0].inspection.float_operations]
+    return {
+        **kept,
+        "profiles": len(run.config.tensorrt.lengths) * len(run.config.tensorrt.batches),
+        "kernels": len(layers),
+        "fused_attention": len(fused),
+        "fused_attention_int8": sum(layer.precision == "int8" for layer in fused),
+        "float_operations": float_operations,
+    }
+
+
+def cpu_speed(run: QuestionAnswering, files: dict[str, Path], iterations: int = 20) -> list[dict[str, Any]]:
+    """Milliseconds of ONNX files in ONNX Runtime on this CPU, in its fast mode; says nothing about TensorRT."""
+    found = []
+    for kind, path in files.items():
+        runner = OnnxRuntimeRunner(path, reference=False)
+        for length in sorted({min(length, run.config.data.max_length) for length in run.config.tensorrt.lengths}):
+            latency = measure_runner(runner, _full(run, 1, length), warmup=3, iterations=iterations)
+            found.append({"file": kind, "length": length, "batch": 1, "median_ms": latency.median_ms})
+    return found
+
+
+def _full(run: QuestionAnswering, batch: int, length: int) -> Arrays:
+    """Sequences without padding."""
+    arrays = {
+        name: tensor.numpy()
+        for name, tensor in run.questions.batch(run.questions.dev_windows[:1], run.config.data.max_length).items()
+    }
+    full: Arrays = {name: array[:, :1].repeat(length, 1).repeat(batch, 0) for name, array in arrays.items()}
+    return full
+
+
+def speed_table(entries: Sequence[dict[str, Any]]) -> str:
+    """`cpu_speed` as text."""
+    lines = [[e["file"], str(e["length"]), str(e["batch"]), f"{e['median_ms']:.2f}"] for e in entries]
+    return format_table("ONNX Runtime on this CPU, not TensorRT", ["file", "sequence", "batch", "median ms"], lines)

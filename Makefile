@@ -21,7 +21,7 @@ compare: $(VENV)/.ready
 	$(RUN) scripts/compare.py --config configs/digits.yaml
 
 test: lint
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .

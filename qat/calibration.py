@@ -190,7 +190,7 @@ def compute_amax(
     return CalibrationReport(method, count, dead, tuple(missing))
 
 
-def _load(quantizer: TensorQuantizer, method: str, options: dict[str, float]) -> bool:
+def _load(quantizer: TensorQuantizer, method: str, options: dict[str, Any]) -> bool:
     """Load amax; False where no tensor was seen."""
     if quantizer.fixed:
         return True

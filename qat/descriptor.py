@@ -125,8 +125,11 @@ class QuantDescriptor:
 
     @classmethod
     def from_yaml(cls, text: str) -> QuantDescriptor:
-        """Descriptor from YAML text; text that is not a mapping is a DescriptorError."""
-        values = yaml.safe_load(text)
+        """Descriptor from YAML text; text that is not YAML, or not a mapping, is a DescriptorError."""
+        try:
+            values = yaml.safe_load(text)
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            raise DescriptorError(f"a QuantDescriptor cannot be read from this text: {error}") from error
         if not isinstance(values, Mapping):
             raise DescriptorError(
                 f"a QuantDescriptor in YAML must be a mapping of fields, not {type(values).__name__}."

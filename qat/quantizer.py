@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qat.calib import Calibrator, make_calibrator
+from qat.calib import Calibrator
+from qat.compat import PytorchQuantizationNames, QuantizerMeta, translate_quantizer
 from qat.descriptor import MIN_SCALE, QuantDescriptor
 from qat.errors import CalibrationError, NotCalibratedError
 from qat.fake_quant import compute_scale, fake_quantize
+from qat.states import AmaxMode, QuantizerState
 
+__all__ = [
+    "AmaxMode",
+    "QuantizerState",
+    "StateDict",
+    "TensorQuantizer",
+    "name_quantizers",
+    "named_quantizers",
+    "set_quantizer_state",
+]
 StateDict = dict[str, Any]
 
 
-class QuantizerState(enum.Enum):
-    """What a quantizer does with the tensors it is given; stored in the state dict by number."""
-
-    PASSTHROUGH = 0
-    CALIBRATING = 1
-    QUANTIZING = 2
-
-
-class AmaxMode(enum.Enum):
-    """How amax changes while a model trains."""
-
-    FROZEN = "frozen"
-    REESTIMATED = "reestimated"
-    LEARNED = "learned"
-
-
-class TensorQuantizer(nn.Module):
+class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMeta):
     """Fake-quantizes one tensor by its QuantDescriptor.
 
     A new quantizer is QUANTIZING: without an amax its first forward is an error that names the layer, so that
@@ -109,9 +103,8 @@ class TensorQuantizer(nn.Module):
         """Calibrate, quantize or pass through from now on; `reason` says why a tensor stays float."""
         self.state = state
         self.reason = reason if state is QuantizerState.PASSTHROUGH else ""
-        if state is QuantizerState.CALIBRATING and self.calibrator is None and not self.fixed:
-            d = self.descriptor
-            self.calibrator = make_calibrator(d.calib_method, d.num_bits, d.axis, d.narrow_range)
+        if state is QuantizerState.CALIBRATING:
+            _ = self._calibrator
 
     def set_amax_mode(self, mode: AmaxMode | str) -> None:
         """Freeze amax, re-estimate it in each training step, or learn it as a parameter.
@@ -132,8 +125,13 @@ class TensorQuantizer(nn.Module):
         else:
             self.register_buffer("_amax", value)
 
-    def load_calib_amax(self, method: str | None = None, **options: Any) -> bool:
+    def load_calib_amax(self, method: str | None = None, *, strict: bool = False, **options: Any) -> bool:
         """Take amax from the calibrator's statistics; the statistics stay, so another method can follow.
+
+        Args:
+            method: of the calibrator's `methods`; None for its default.
+            strict: raise where no tensor was collected.
+            **options: the method's, such as `percentile`.
 
         Returns:
             False, and amax as it was, where no tensor was collected.
@@ -148,6 +146,10 @@ class TensorQuantizer(nn.Module):
         except CalibrationError as error:
             raise CalibrationError(f"quantizer '{self.name}': {error}") from error
         if amax is None:
+            if strict:
+                raise CalibrationError(
+                    f"quantizer '{self.name}' has seen no tensor. Run the model while it calibrates."
+                )
             return False
         floor = self.descriptor.max_bound * MIN_SCALE
         self.dead = (amax.reshape(-1) < floor).nonzero().flatten().tolist()
@@ -220,18 +222,12 @@ class TensorQuantizer(nn.Module):
         destination[prefix + "_state"] = torch.tensor(self.state.value, dtype=torch.uint8)
 
     def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: Any) -> None:
+        translate_quantizer(state_dict, prefix, self.descriptor)
         amax = state_dict.get(prefix + "_amax")
         state = state_dict.pop(prefix + "_state", None)
-        if amax is not None:
-            channels = amax.numel()
-            if self.descriptor.axis is None and channels > 1:
-                raise CalibrationError(
-                    f"checkpoint key '{prefix}_amax' has {channels} values but this quantizer is per-tensor. "
-                    "Build the model with the descriptor (axis) that the checkpoint was made with."
-                )
-            if channels:
-                self.name = self.name or prefix.rstrip(".")
-                self.amax = amax
+        if amax is not None and amax.numel():
+            self.name = self.name or prefix.rstrip(".")
+            self.amax = amax
         if amax is not None or not self.calibrated:
             # A float checkpoint has no amax: an uncalibrated quantizer stays so, and says it when it is run.
             state_dict[prefix + "_amax"] = self._amax.detach()

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from _engines import add_engine_options, open_engine
 from tqdm import tqdm
 
+from qat.cli.engine_options import add_engine_options, open_engine
 from qat.errors import QatError, RunnerError
 from qat.files import atomic_write
 from qat.report import format_table

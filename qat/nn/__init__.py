@@ -1,5 +1,9 @@
 """Quantized counterparts of torch.nn modules, and Add, Concat and Matmul modules that are placed by hand."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from qat.nn.base import QuantMixin
 from qat.nn.conv import (
     QuantConv1d,
@@ -59,3 +63,11 @@ __all__ = [
     "conversion_obstacle",
     "quant_class_for",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """pytorch-quantization's short names, such as `Conv2d` for QuantConv2d."""
+    for quant in QUANT_CLASSES.values():
+        if quant.__name__ == f"Quant{name}":
+            return quant
+    raise AttributeError(f"module 'qat.nn' has no attribute {name!r}")

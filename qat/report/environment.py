@@ -16,6 +16,8 @@ PACKAGES = (
     "torch",
     "torchvision",
     "timm",
+    "transformers",
+    "segmentation-models-pytorch",
     "onnx",
     "onnxscript",
     "onnxruntime",

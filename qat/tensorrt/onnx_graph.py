@@ -139,7 +139,11 @@ def torch_module(node: Any) -> str:
     """The torch module that a node comes from: dynamo exports record it, older ones put it into the name."""
     for prop in node.metadata_props:
         if prop.key == "pkg.torch.onnx.name_scopes":
-            scopes = ast.literal_eval(prop.value)
-            return str(scopes[-2]) if len(scopes) > 1 else ""
+            try:
+                scopes = ast.literal_eval(prop.value)
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                break
+            if isinstance(scopes, list):
+                return str(scopes[-2]) if len(scopes) > 1 else ""
     parts = str(node.name).strip("/").split("/")
     return ".".join(parts[:-1])

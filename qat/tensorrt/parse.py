@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from qat.errors import EngineError
+from qat.onnx.external_data import escaping_locations
 from qat.tensorrt.advice import advice_for
 from qat.tensorrt.api import Library
 from qat.tensorrt.lint_advice import LinterAdvice
@@ -16,7 +17,8 @@ def load_onnx_graph(path: str | Path) -> Any:
     """The ModelProto without its weights' external data.
 
     Raises:
-        EngineError: missing, empty or not ONNX; TensorRT's parser takes an empty file for an empty network.
+        EngineError: missing, empty, not ONNX, or with external data outside its folder; TensorRT's parser takes an
+            empty file for an empty network.
     """
     import onnx
 
@@ -29,6 +31,12 @@ def load_onnx_graph(path: str | Path) -> Any:
         model = onnx.load(str(file), load_external_data=False)
     except Exception as error:
         raise EngineError(f"'{file}' is not an ONNX file, or it is truncated: {error}. Export it again.") from error
+    if any(not node.output for node in model.graph.node):
+        raise EngineError(f"'{file}' has a node without outputs: it is not a valid ONNX graph. Export it again.")
+    if escaping := escaping_locations(model, file.parent):
+        raise EngineError(
+            f"'{file}' keeps weights outside its folder, in {escaping}. Refused: copy them beside the ONNX file."
+        )
     if not model.graph.output:
         raise EngineError(
             f"'{file}' has no graph outputs: it is not an ONNX file, or it is truncated. Export it again."

@@ -15,6 +15,7 @@ from typing import Any
 
 from qat.errors import EngineError
 from qat.files import atomic_write, write_json
+from qat.onnx.external_data import external_locations
 from qat.tensorrt.api import Library, gpu_name, load_library
 from qat.tensorrt.build import build_engine
 from qat.tensorrt.layers import Layer
@@ -54,12 +55,9 @@ def hash_onnx(path: str | Path) -> str:
     Raises:
         EngineError: unreadable, or external data is missing.
     """
-    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-
     model = load_onnx_graph(path)
     digest = hashlib.sha256(Path(path).read_bytes())
-    external = [t for t in model.graph.initializer if uses_external_data(t)]
-    for location in sorted({ExternalDataInfo(tensor).location for tensor in external}):
+    for location in external_locations(model):
         data = Path(path).parent / location
         if not data.is_file():
             raise EngineError(f"'{path}' keeps weights in '{data}', which is missing. Copy it beside the ONNX file.")

@@ -10,7 +10,7 @@ from typing import Any
 from qat.onnx.lint.findings import Finding, LintReport, Rule, Severity
 from qat.onnx.lint.graph import LintGraph
 from qat.onnx.lint.rules import axes, codes, file, fusions, joins, layers, operands, scales
-from qat.onnx.modelfile import read_ir
+from qat.onnx.modelfile import read_ir, read_proto, refusing_invalid
 
 _TABLES = (file, codes, scales, axes, operands, joins, fusions, layers)
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for table in _TABLES for rule in table.RULES})
@@ -44,16 +44,18 @@ def lint(model: Any, *, rules: Iterable[str | Rule] | None = None) -> LintReport
         Findings: rule, severity, node, why, fix.
 
     Raises:
-        ExportError: the file cannot be read.
+        ExportError: the file cannot be read, or is no valid ONNX graph.
         ValueError: an unknown rule.
     """
     chosen = select_rules(rules)
-    graph = LintGraph(read_ir(model))
-    findings = [
-        Finding(rule.name, issue.severity or rule.severity, issue.node, issue.why, issue.fix, issue.repairable)
-        for rule in chosen
-        for issue in rule.check(graph)
-    ]
+    proto = read_proto(model)
+    graph = LintGraph(read_ir(proto))
+    with refusing_invalid(proto):
+        findings = [
+            Finding(rule.name, issue.severity or rule.severity, issue.node, issue.why, issue.fix, issue.repairable)
+            for rule in chosen
+            for issue in rule.check(graph)
+        ]
     findings.sort(key=lambda finding: -finding.severity)
     return LintReport(str(model) if isinstance(model, (str, Path)) else "", tuple(findings))
 

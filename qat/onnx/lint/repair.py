@@ -23,7 +23,7 @@ from qat.onnx.lint.graph import (
 )
 from qat.onnx.lint.rules.codes import is_shifted_uint8
 from qat.onnx.lint.rules.operands import bias_dequantize
-from qat.onnx.modelfile import read_ir, read_proto, write_ir
+from qat.onnx.modelfile import read_ir, read_proto, refusing_invalid, write_ir
 from qat.onnx.weights import constant_of, quantize_weight
 from qat.onnx.writer import Writer, along
 
@@ -69,8 +69,9 @@ def fix(model: Any, out: str | Path | None = None) -> FixReport:
     loaded = read_ir(proto)
     graph = LintGraph(loaded)
     changes: list[str] = []
-    for step in (_missing_zero_points, _shifted_codes, _scale_vectors, _biases, _weights):
-        changes += step(graph)
+    with refusing_invalid(proto):
+        for step in (_missing_zero_points, _shifted_codes, _scale_vectors, _biases, _weights):
+            changes += step(graph)
     if changes:
         common.RemoveUnusedNodesPass()(loaded)
         proto = write_ir(loaded, out)

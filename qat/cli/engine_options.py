@@ -1,4 +1,4 @@
-"""Options of the scripts that open engines, named as in trtexec."""
+"""Options of the commands that open engines, named as in trtexec."""
 
 from __future__ import annotations
 

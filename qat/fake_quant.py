@@ -6,6 +6,9 @@
 All arithmetic is float32, whatever the type of x, and y has the type of x. This is ONNX QuantizeLinear followed by
 DequantizeLinear with zero-point 0 (ONNX operator specification), so training, ONNX Runtime and TensorRT
 compute the same integers.
+
+Three ways lead to the same bits: eager calls go through `qat.fake_quant_eager`, torch.compile traces
+`qat.fake_quant_compiled`, and torch.export and tensor subclasses get the operator.
 """
 
 from __future__ import annotations
@@ -15,84 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qat.descriptor import MIN_SCALE
+from qat.fake_quant_compiled import fake_quantize_compiled
+from qat.fake_quant_eager import fake_quantize_eager
+from qat.fake_quant_reference import amax_gradient, compute_scale, forward, input_gradient
 
+__all__ = ["OP_NAME", "compute_scale", "fake_quantize"]
 OP_NAME = "qat::fake_quantize"
-
-
-def compute_scale(amax: Tensor, max_bound: int) -> Tensor:
-    """Scale of a quantizer, float32, never below MIN_SCALE; same shape as amax."""
-    amax = amax.float()
-    # Dividing by a Python number multiplies by its reciprocal on a GPU, which is another float32.
-    return (amax / torch.full_like(amax, max_bound)).clamp_min(MIN_SCALE)
-
-
-def _broadcast_scale(x: Tensor, amax: Tensor, axis: int | None, max_bound: int) -> Tensor:
-    scale = compute_scale(amax, max_bound)
-    if axis is None:
-        return scale.reshape(())
-    return scale.reshape([-1 if dim == axis else 1 for dim in range(x.dim())])
-
-
-def _gpu_kernels(x: Tensor, amax: Tensor) -> Any:
-    """The Triton kernels where they can take x: on a GPU, dense memory, float32 amax, Triton installed; else None."""
-    if not x.is_cuda or x.dtype == torch.float64 or amax.dtype != torch.float32 or not amax.is_contiguous():
-        return None
-    try:
-        from qat import fake_quant_triton
-    except ImportError:
-        return None
-    return fake_quant_triton if fake_quant_triton.is_dense(x) else None
-
-
-def _forward(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
-    kernels = _gpu_kernels(x, amax)
-    if kernels is not None:
-        y: Tensor = kernels.forward(x, amax, axis, min_bound, max_bound)
-        return y
-    scale = _broadcast_scale(x, amax, axis, max_bound)
-    y = torch.empty_like(x)
-    codes = y if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32)
-    torch.div(x if x.dtype == torch.float32 else x.float(), scale, out=codes)
-    codes.round_().clamp_(min_bound, max_bound).mul_(scale)
-    if codes is not y:
-        y.copy_(codes)
-    return y
-
-
-def _input_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
-    kernels = _gpu_kernels(x, amax)
-    if kernels is not None:
-        out: Tensor = kernels.backward(grad, x, amax, axis, min_bound, max_bound)
-        return out
-    codes = (x.float() / _broadcast_scale(x, amax, axis, max_bound)).round_()
-    return torch.where((codes >= min_bound) & (codes <= max_bound), grad, 0)
-
-
-def _amax_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
-    ratio = x.float() / _broadcast_scale(x, amax, axis, max_bound)
-    codes = ratio.round()
-    inside = (codes >= min_bound) & (codes <= max_bound)
-    grad_scale = grad.float() * torch.where(inside, codes - ratio, codes.clamp(min_bound, max_bound))
-    others = [d for d in range(x.dim()) if d != axis]
-    total = grad_scale.sum() if axis is None else grad_scale.sum(others)
-    # A weight, whose codes are symmetric, has no batch; of an activation only one sample's features count.
-    samples = 1 if min_bound == -max_bound or axis == 0 or x.dim() == 0 else x.shape[0]
-    per_scale = max(x.numel() // max(amax.numel() * samples, 1), 1)
-    gradient: Tensor = (total.reshape(amax.shape) * (max_bound / (per_scale * max_bound) ** 0.5)).to(amax.dtype)
-    return gradient
 
 
 @torch.library.custom_op(OP_NAME, mutates_args=())
 def _operator(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
-    return _forward(x, amax, axis, min_bound, max_bound)
+    return forward(x, amax, axis, min_bound, max_bound)
 
 
 @torch.library.custom_op(OP_NAME + "_backward", mutates_args=())
 def _operator_backward(
     grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int
 ) -> Tensor:
-    return _input_gradient(grad, x, amax, axis, min_bound, max_bound)
+    return input_gradient(grad, x, amax, axis, min_bound, max_bound)
 
 
 @_operator.register_fake
@@ -114,26 +57,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
     arguments = (grad, *ctx.saved_tensors, ctx.axis, ctx.min_bound, ctx.max_bound)
     needs_x, needs_amax = ctx.needs_input_grad[:2]
     grad_x = torch.ops.qat.fake_quantize_backward.default(*arguments) if needs_x else None
-    return grad_x, _amax_gradient(*arguments) if needs_amax else None, None, None, None
+    return grad_x, amax_gradient(*arguments) if needs_amax else None, None, None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup_context)
-
-
-class _EagerFakeQuantize(torch.autograd.Function):
-    """The operator without the dispatcher, whose Python costs more than the kernels on a GPU."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        _setup_context(ctx, arguments, arguments[0])
-        return _forward(*arguments)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        arguments = (grad, *ctx.saved_tensors, ctx.axis, ctx.min_bound, ctx.max_bound)
-        needs_x, needs_amax = ctx.needs_input_grad[:2]
-        grad_x = _input_gradient(*arguments) if needs_x else None
-        return grad_x, _amax_gradient(*arguments) if needs_amax else None, None, None, None
 
 
 def fake_quantize(
@@ -176,7 +103,10 @@ def fake_quantize(
                 f"amax has {amax.numel()} elements but dimension {axis} of a tensor of shape {tuple(x.shape)} "
                 f"has {x.shape[axis]}. They must be equal."
             )
-    eager = type(x) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
-    apply = _EagerFakeQuantize.apply if eager else torch.ops.qat.fake_quantize.default
-    y: Tensor = apply(x, amax, axis, min_bound, max_bound)
-    return y
+    if torch.compiler.is_compiling():
+        if not torch.compiler.is_exporting():
+            return fake_quantize_compiled(x, amax, axis, min_bound, max_bound)
+    elif type(x) in (Tensor, nn.Parameter):
+        return fake_quantize_eager(x, amax, axis, min_bound, max_bound)
+    result: Tensor = torch.ops.qat.fake_quantize.default(x, amax, axis, min_bound, max_bound)
+    return result

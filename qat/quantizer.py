@@ -13,6 +13,8 @@ from qat.compat import PytorchQuantizationNames, QuantizerMeta, translate_quanti
 from qat.descriptor import MIN_SCALE, QuantDescriptor
 from qat.errors import CalibrationError, NotCalibratedError
 from qat.fake_quant import compute_scale, fake_quantize
+from qat.fake_quant_reuse import LastResult
+from qat.fake_quant_weights import WeightCache, can_group
 from qat.states import AmaxMode, QuantizerState
 
 __all__ = [
@@ -52,6 +54,8 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         self.reason = ""
         self.dead: list[int] = []
         self.calibrator: Calibrator | None = None
+        self.weight_cache: WeightCache | None = None
+        self.last_result: LastResult | None = LastResult()
         self.register_buffer("_amax", torch.empty(0))
         fixed = self.descriptor.amax
         if fixed is not None:
@@ -175,8 +179,26 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
             )
         if self.amax_mode is AmaxMode.REESTIMATED and self.training and not self.fixed:
             self._reestimate(x.detach(), self.descriptor.narrow_range or isinstance(x, nn.Parameter))
+        if torch.compiler.is_compiling() or (self.amax_mode is AmaxMode.REESTIMATED and self.training):
+            return self._fake_quantize(x)
+        return self._reuse(x)
+
+    def _fake_quantize(self, x: Tensor) -> Tensor:
         d = self.descriptor
         return fake_quantize(x, self._amax_in_use(), d.axis, d.min_bound, d.max_bound)
+
+    def _reuse(self, x: Tensor) -> Tensor:
+        """A weight together with the model's others, a tensor met a moment ago from memory."""
+        d, amax, cache, last = self.descriptor, self._amax, self.weight_cache, self.last_result
+        if cache is not None and can_group(x, amax, d.axis):
+            return cache.get(self, x, amax, (d.min_bound, d.max_bound))
+        if last is None or type(x) is not Tensor or x.is_inference() or self.amax_mode is AmaxMode.LEARNED:
+            return self._fake_quantize(x)
+        y = last.get(x, amax, d)
+        if y is None:
+            y = self._fake_quantize(x)
+            last.put(x, amax, d, y)
+        return y
 
     def _amax_in_use(self) -> Tensor:
         if self.amax_mode is AmaxMode.LEARNED:
@@ -246,9 +268,11 @@ def named_quantizers(model: nn.Module) -> Iterator[tuple[str, TensorQuantizer]]:
 
 
 def name_quantizers(model: nn.Module) -> None:
-    """Give each quantizer its module name, so that errors and summaries name the layer."""
+    """Give each quantizer its module name, so that errors and summaries name the layer, and all one weight cache."""
+    cache = WeightCache()
     for name, quantizer in named_quantizers(model):
         quantizer.name = name
+        quantizer.weight_cache = cache
 
 
 def set_quantizer_state(model: nn.Module, state: QuantizerState) -> None:

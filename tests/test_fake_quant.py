@@ -181,3 +181,23 @@ def test_compiles_and_exports() -> None:
 def test_bad_input_is_a_sentence(x: Tensor, amax: Tensor, axis: int | None, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         fake_quantize(x, amax, axis)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_bits_and_gradients_are_the_eager_ones(axis: int | None, dtype: torch.dtype) -> None:
+    torch.compiler.reset()
+    base = inputs(dtype, (3, 4, 5, 6))
+    base.view(-1)[:3] = torch.tensor([math.inf, -math.inf, 60000.0]).to(dtype)
+    amax = torch.tensor(4.0) if axis is None else torch.rand(base.shape[axis]) * 4 + 0.1
+    results = []
+    for call in (fake_quantize, torch.compile(fake_quantize, fullgraph=True, backend="aot_eager", dynamic=False)):
+        x, learned = base.clone().requires_grad_(), amax.clone().requires_grad_()
+        frozen = call(x, amax, axis, -127, 127)
+        (grad,) = torch.autograd.grad(frozen, x, torch.ones_like(x))
+        finite = base.nan_to_num(0, 3, -3).requires_grad_()
+        (slope,) = torch.autograd.grad(call(finite, learned, axis, -127, 127).float().sum(), learned)
+        results.append((frozen.detach(), grad, slope))
+    (y, grad, slope), (compiled_y, compiled_grad, compiled_slope) = results
+    assert torch.equal(y, compiled_y) and torch.equal(grad, compiled_grad) and 0 < grad.sum() < grad.numel()
+    torch.testing.assert_close(slope, compiled_slope)

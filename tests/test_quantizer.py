@@ -199,3 +199,25 @@ def test_repr_shows_state_and_amax() -> None:
     quantizer = TensorQuantizer()
     assert "not calibrated" in repr(quantizer)
     assert "amax=2" in repr(calibrated(quantizer, torch.tensor([2.0])))
+
+
+def test_one_result_for_all_readers_of_a_tensor_while_nothing_changed() -> None:
+    quantizer = calibrated(TensorQuantizer(), torch.randn(50))
+    x = torch.randn(5, 4, requires_grad=True) * 1.0
+    first = quantizer(x)
+    assert quantizer(x) is first
+    (first.square() + quantizer(x)).sum().backward()
+    with torch.no_grad():
+        assert quantizer(x) is not first
+    assert quantizer(x.clone()) is not first
+    quantizer.amax = 0.5
+    changed = quantizer(x)
+    assert changed.abs().max() <= 0.5 * 128 / 127
+    changed += 1
+    assert quantizer(x) is not changed
+    before = quantizer(x)
+    with torch.no_grad():
+        x.mul_(0)
+    assert not before.eq(0).all() and quantizer(x).eq(0).all()
+    twin = copy.deepcopy(quantizer)
+    assert pickle.loads(pickle.dumps(quantizer))(x).eq(0).all() and twin(x).eq(0).all()

@@ -56,16 +56,27 @@ class HistogramCalibrator:
     def collect(self, x: Tensor) -> None:
         """Add one floating-point tensor of any shape; empty tensors change nothing."""
         if x.numel():
-            self._count(x, self._max.update(x))
+            kernels = _gpu_kernels(x)
+            if kernels is None:
+                self._count(x, self._max.update(x))
+            else:
+                counts, exponent = self._statistics(x.device)
+                maximum, bad_batch = self._max.statistics(torch.zeros((), device=x.device))
+                kernels.collect(x, maximum, bad_batch, self._max._batches, counts, exponent)
         self._max._batches += 1
 
-    def _count(self, x: Tensor, batch_max: Tensor) -> None:
+    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._counts is None or self._exponent is None:
-            self._counts = torch.zeros(self.num_bins, dtype=torch.int64, device=x.device)
-            self._exponent = torch.full((), MIN_EXPONENT, dtype=torch.int64, device=x.device)
+            self._counts = torch.zeros(self.num_bins, dtype=torch.int64, device=device)
+            self._exponent = torch.full((), MIN_EXPONENT, dtype=torch.int64, device=device)
+        return self._counts, self._exponent
+
+    def _count(self, x: Tensor, batch_max: Tensor) -> None:
+        counts, before = self._statistics(x.device)
         usable = torch.where(torch.isfinite(batch_max), batch_max, 0.0)
-        exponent = torch.maximum(torch.frexp(usable).exponent.long(), self._exponent)
-        self._counts = _merge_bins(self._counts, exponent - self._exponent)
+        # frexp gives zero the exponent 0, and a batch of zeros must not widen the range.
+        exponent = torch.maximum(torch.where(usable > 0, torch.frexp(usable).exponent.long(), before), before)
+        self._counts = _merge_bins(counts, exponent - before)
         self._exponent = exponent
         factor = _power_of_two(self.num_bins.bit_length() - 1 - exponent)
         for piece in torch.split(x.flatten(), EXACT_FLOAT_COUNT):
@@ -76,7 +87,7 @@ class HistogramCalibrator:
     def compute_amax(self, method: str | None = None, **options: Any) -> Tensor | None:
         """Amax by `method`, over the batches of all ranks; the statistics stay for another method.
 
-        The search runs on the CPU in float64, so the choice does not depend on the device.
+        The search runs in float64 where the counts are, on sums made on the CPU.
 
         Args:
             method: "entropy" (least KL divergence, Migacz 2017; the default), "mse" (least mean squared error),
@@ -103,13 +114,14 @@ class HistogramCalibrator:
         counts, width = merged
         used = min(int(float(maximum) / width) + 1, self.num_bins)
         counts = counts[:used]
+        device = None if self._counts is None else self._counts.device
         if method == "entropy":
-            edge = entropy_bin(counts, self.levels)
+            edge = entropy_bin(counts, self.levels, device)
         elif method == "mse":
-            edge = mse_bin(counts, self.levels - 1)
+            edge = mse_bin(counts, self.levels - 1, device)
         else:
             edge = percentile_bin(counts, percentile)
-        return maximum.clamp_max(edge * width)
+        return maximum.clamp_max(min(edge * width, float(maximum)))  # the last edge may exceed float32
 
     def histogram(self) -> tuple[Tensor, float] | None:
         """Counts of |x| over all ranks (CPU, int64, shape (num_bins,)) and a bin's width; None before any tensor."""
@@ -124,6 +136,17 @@ class HistogramCalibrator:
         for counts, own_exponent in parts:
             total += _merge_bins(counts, torch.tensor(exponent - own_exponent))
         return total, 2.0 ** (exponent - self.num_bins.bit_length() + 1)
+
+
+def _gpu_kernels(x: Tensor) -> Any:
+    """The Triton kernels where they can take x, else None."""
+    if not x.is_cuda:
+        return None
+    try:
+        from qat.calib import histogram_triton
+    except ImportError:
+        return None
+    return histogram_triton
 
 
 def _merge_bins(counts: Tensor, doublings: Tensor) -> Tensor:

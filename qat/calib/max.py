@@ -48,12 +48,17 @@ class MaxCalibrator:
             low, high = x.amin(dims), x.amax(dims)
         batch_max = torch.maximum(-low, high).float()
         bad = ~torch.isfinite(batch_max).all()
-        if self._max is None or self._bad_batch is None:
-            self._max = torch.zeros_like(batch_max)
-            self._bad_batch = torch.full((), -1, dtype=torch.int64, device=x.device)
-        self._max = torch.maximum(self._max, batch_max)
-        self._bad_batch = torch.where(bad & (self._bad_batch < 0), self._batches, self._bad_batch)
+        maximum, bad_batch = self.statistics(batch_max)
+        self._max = torch.maximum(maximum, batch_max)
+        self._bad_batch = torch.where(bad & (bad_batch < 0), self._batches, bad_batch)
         return batch_max
+
+    def statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The running maximum, shaped as `like`, and the number of the first bad batch; made where there are none."""
+        if self._max is None or self._bad_batch is None:
+            self._max = torch.zeros_like(like)
+            self._bad_batch = torch.full((), -1, dtype=torch.int64, device=like.device)
+        return self._max, self._bad_batch
 
     def compute_amax(self, method: str | None = None, **options: Any) -> Tensor | None:
         """Running maximum of all ranks, shape () or (C,), float32; None where no tensor was collected.

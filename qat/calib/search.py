@@ -2,6 +2,9 @@
 
 amax is the right edge of the last bin kept. All three are the textbook searches over every candidate; prefix sums
 at the level boundaries replace the inner loops, so a search costs candidates x levels instead of candidates x bins.
+
+Prefix sums are made on the CPU, where they are the same in every run; the tables of candidates and levels, most of the
+work, on the device asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ def _x_log_x(values: Tensor) -> Tensor:
     return product
 
 
-def entropy_bin(counts: Tensor, levels: int) -> int:
+def entropy_bin(counts: Tensor, levels: int, device: torch.device | None = None) -> int:
     """Bins to keep for the least KL divergence between the clipped and the quantized distribution.
 
     S. Migacz, "8-bit inference with TensorRT", GTC 2017. For each candidate i, P is the first i bins with the
@@ -31,20 +34,22 @@ def entropy_bin(counts: Tensor, levels: int) -> int:
     zeros, which ReLU makes in any number, are exact at every scale and would drown the rest.
 
     Args:
-        counts: int64, shape (bins,), ending with the last bin in use.
+        counts: int64, shape (bins,), on the CPU, ending with the last bin in use.
         levels: number of non-negative integer codes, 128 for 8 bits.
+        device: where to search, None for the CPU.
     """
     bins = counts.numel()
     if bins <= levels:
         return bins
     counts = counts.double()
     counts[0] = counts[1]
-    total = counts.sum()
-    if total == 0:
+    if counts.sum() == 0:
         return bins
-    candidates = torch.arange(levels, bins + 1)
-    starts = (torch.arange(levels + 1) * candidates[:, None] + levels - 1) // levels
-    mass, filled, self_term = _prefix(counts), _prefix(counts > 0), _prefix(_x_log_x(counts))
+    sums = [counts, _prefix(counts), _prefix(counts > 0), _prefix(_x_log_x(counts))]
+    counts, mass, filled, self_term = (values.to(device) for values in sums)
+    total = mass[-1]
+    candidates = torch.arange(levels, bins + 1, device=device)
+    starts = (torch.arange(levels + 1, device=device) * candidates[:, None] + levels - 1) // levels
     level_mass = mass[starts].diff()
     level_value = level_mass / filled[starts].diff().clamp_min(1)
     kept = mass[candidates]
@@ -57,23 +62,25 @@ def entropy_bin(counts: Tensor, levels: int) -> int:
     return int(candidates[torch.where(impossible, math.inf, divergence).argmin()])
 
 
-def mse_bin(counts: Tensor, max_bound: int) -> int:
+def mse_bin(counts: Tensor, max_bound: int, device: torch.device | None = None) -> int:
     """Bins to keep for the least mean squared quantization error, every value taken at the centre of its bin.
 
     For candidate i (in units of the bin width) the step is i / max_bound, and code k takes the bins whose centres lie
     between (k - 1/2) and (k + 1/2) steps, the largest code everything above. The boundaries are integers, so exact.
 
     Args:
-        counts: int64, shape (bins,), ending with the last bin in use.
+        counts: int64, shape (bins,), on the CPU, ending with the last bin in use.
         max_bound: largest integer code, 127 for 8 bits.
+        device: where to search, None for the CPU.
     """
     bins = counts.numel()
-    candidates = torch.arange(1, bins + 1)
-    codes = torch.arange(max_bound + 1)
+    candidates = torch.arange(1, bins + 1, device=device)
+    codes = torch.arange(max_bound + 1, device=device)
     starts = -((-((2 * codes - 1) * candidates[:, None] - max_bound)) // (2 * max_bound))
-    starts = torch.cat([starts.clamp(0, bins), torch.full((bins, 1), bins)], 1)
+    starts = torch.cat([starts.clamp(0, bins), torch.full((bins, 1), bins, device=device)], 1)
     centres = torch.arange(bins, dtype=torch.float64) + 0.5
-    mass, first, second = _prefix(counts), _prefix(counts * centres), _prefix(counts * centres**2)
+    sums = [_prefix(counts), _prefix(counts * centres), _prefix(counts * centres**2)]
+    mass, first, second = (values.to(device) for values in sums)
     points = codes * candidates[:, None].double() / max_bound
     error = second[starts].diff() - 2 * points * first[starts].diff() + points**2 * mass[starts].diff()
     return int(candidates[error.sum(1).argmin()])

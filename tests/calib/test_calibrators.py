@@ -179,3 +179,8 @@ def test_collecting_does_not_wait_for_the_gpu() -> None:
             maximum.collect(x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_batch_of_zeros_leaves_the_resolution_of_small_values() -> None:
+    data = torch.randn(5000) * 1e-4
+    assert torch.equal(collected(data, torch.zeros(9))._exponent, collected(data)._exponent)  # type: ignore[arg-type]

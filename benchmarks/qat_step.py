@@ -1,0 +1,162 @@
+#!/usr/bin/env python
+"""A QAT step against a float step: time and peak memory, ours beside torch's operator and two other toolkits.
+
+    python benchmarks/qat_step.py                               # all of it; compiled steps take minutes to compile
+    python benchmarks/qat_step.py --networks resnet50 --modes eager
+    python benchmarks/qat_step.py --quick --device cpu --networks bert --backend aot_eager
+
+ResNet-50 and EfficientNet-B0 (batch 128, 224 px, channels_last) and a BERT-base-sized encoder (12 layers, sequence 384,
+batch 32): forward and backward in bf16 autocast, SGD step; every convolution's and linear layer's input and weight
+quantized, residual adds too (`ours`). The float step is measured in the same process before and after. Medians of 20
+by CUDA events; peak memory as torch allocated it; compiled steps by torch.compile with default settings. A toolkit that
+cannot be imported or refuses gets a row that says so. Fake quantization is compared with float64 before anything is
+timed. Rows of the same commit and GPU in the results file stay, so a network a call is possible.
+
+Targets, over float: eager 1.15 in time (BERT 1.20), compiled 1.10, peak memory 1.15.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from qat_step_networks import NETWORKS, Network
+from qat_step_variants import VARIANTS
+from timing import arguments, autocast, bars, check_fake_quantize, median_ms, peak_mib, report, show
+
+TARGETS = {"eager": 1.15, "compiled": 1.10}
+BERT_TARGET, MEMORY_TARGET = 1.20, 1.15
+
+
+def main(args: list[str]) -> int:
+    """Exit status 0 where our steps meet the targets, or on a CPU."""
+    parser = arguments(__doc__, "qat_step")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=[*NETWORKS])
+    parser.add_argument("--modes", nargs="+", choices=TARGETS, default=[*TARGETS])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
+    parser.add_argument("--compiled-variants", nargs="+", choices=VARIANTS, default=["float", "ours", "float again"])
+    parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    options = parser.parse_args(args)
+    device = torch.device(options.device)
+    print(f"{check_fake_quantize(device)} values equal float64's")
+    rows = earlier_rows(options)
+    todo = [
+        (network, mode, variant)
+        for network in options.networks
+        for mode in options.modes
+        for variant in (options.variants if mode == "eager" else options.compiled_variants)
+    ]
+    for network, mode, variant in (bar := tqdm(todo, unit="row")):
+        bar.set_postfix_str(f"{network} {mode} {variant}")
+        rows[network, mode, variant] = measure(network, mode, variant, options, device)
+        compare(rows)
+        report(options, [*rows.values()], targets={**TARGETS, "bert": BERT_TARGET, "memory": MEMORY_TARGET})
+    columns = ("network", "mode", "variant", "ms", "x float", "peak MiB", "x memory", "quantizers", "graph breaks")
+    show("One training step", columns, [*rows.values()])
+    plot(options, [*rows.values()])
+    return 0 if device.type == "cpu" or all(met(row) for row in rows.values() if row["variant"] == "ours") else 1
+
+
+def earlier_rows(options: argparse.Namespace) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Rows there are from the same commit and hardware."""
+    from qat.report import environment
+
+    if not options.results.exists():
+        return {}
+    before, now = json.loads(options.results.read_text()), environment()
+    same = all(before["environment"][key] == now[key] for key in ("commit", "gpu", "cpu", "packages"))
+    same = same and before["quick"] == options.quick and before["device"] == options.device
+    return {(r["network"], r["mode"], r["variant"]): r for r in before["rows"]} if same else {}
+
+
+def measure(name: str, mode: str, variant: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Time and peak memory of one training step; `missing` where the variant cannot be had."""
+    row: dict[str, Any] = {"network": name, "mode": mode, "variant": variant}
+    network = NETWORKS[name](options.quick)
+    torch.manual_seed(0)
+    clear(device)
+    try:
+        model, quantizers = VARIANTS[variant](network, device)
+    except Exception as error:  # other toolkits raise whatever they like
+        first = (str(error).strip().splitlines() or [""])[0]
+        return {**row, "missing": f"{type(error).__name__}: {first[:200]}"}
+    step = training_step(model, network, device, options.backend if mode == "compiled" else None)
+    warmup = 1 if options.quick else 8
+    timed = median_ms(step, device, 3 if options.quick else 20, warmup)
+    row |= {**timed, "peak MiB": peak_mib(step, device), "quantizers": quantizers}
+    if mode == "compiled":
+        counters = torch._dynamo.utils.counters
+        row |= {"graph breaks": sum(counters["graph_break"].values()), "graphs": counters["stats"]["unique_graphs"]}
+    del model, step
+    clear(device)
+    return row
+
+
+def clear(device: torch.device) -> None:
+    """Forget compiled code and cached memory of the variant before."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def training_step(
+    model: nn.Module, network: Network, device: torch.device, backend: str | None
+) -> Callable[[], Tensor]:
+    """Forward, backward and SGD on one batch that stays on the device."""
+    model.train()
+    x, target = (t.to(device) for t in network.batch())
+    if x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    run: Any = model if backend is None else torch.compile(model, backend=backend)
+
+    def step() -> Tensor:
+        with autocast(device):
+            loss = network.loss(run(x), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    first = step()
+    if not bool(torch.isfinite(first)):
+        raise RuntimeError(f"the first loss is {first.item()}")
+    return step
+
+
+def compare(rows: dict[tuple[str, str, str], dict[str, Any]]) -> None:
+    """Fill in the ratios to the float step of the same network and mode."""
+    for (network, mode, _), row in rows.items():
+        base = rows.get((network, mode, "float"), {})
+        for key, ratio in (("ms", "x float"), ("peak MiB", "x memory")):
+            if base.get(key) and row.get(key):
+                row[ratio] = round(row[key] / base[key], 4)
+
+
+def met(row: dict[str, Any]) -> bool:
+    """Time and memory within the targets."""
+    target = BERT_TARGET if row["network"] == "bert" else TARGETS[row["mode"]]
+    return row.get("x float", 9.9) <= target and row.get("x memory", 9.9) <= MEMORY_TARGET
+
+
+def plot(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Milliseconds a step, one panel for each network and mode."""
+    panels: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if "ms" in row:
+            panels.setdefault(f"{row['network']}, {row['mode']}", {})[row["variant"]] = row["ms"]
+    bars(options.plot, panels, {}, "ms a step")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

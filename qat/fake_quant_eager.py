@@ -1,0 +1,91 @@
+"""Fake quantization in eager mode: an autograd function that keeps one bit an element on a GPU, not the activation.
+
+It calls the kernels without torch's dispatcher, whose Python costs more than they do. A layer behind the quantizer
+keeps the quantized tensor for its own backward. The tensor before it would be a second copy, and is kept by nothing
+but a ReLU that made it, which only needs to know where it is positive: that becomes one bit an element too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qat.fake_quant_reference import amax_gradient, forward, gpu_kernels, input_gradient, lsq_gradient
+
+SMALLEST_PACKED = 2**16
+"""Elements from which on a ReLU's saved result is worth packing."""
+
+
+class _Recomputing(torch.autograd.Function):
+    """Saves x and recomputes in the backward: on a CPU, and for the gradient to a learned amax."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+        ctx.save_for_backward(x, amax)
+        ctx.rest = (axis, min_bound, max_bound)
+        return forward(x, amax, axis, min_bound, max_bound)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        x, amax = ctx.saved_tensors
+        needs_x, needs_amax = ctx.needs_input_grad[:2]
+        kernels = gpu_kernels(x, amax)
+        if needs_amax and ctx.rest[0] is None and kernels is not None:
+            grad_x, total = kernels.backward(grad, x, amax, *ctx.rest, learned=True)
+            return grad_x, lsq_gradient(total, x, amax, *ctx.rest), None, None, None
+        grad_x = input_gradient(grad, x, amax, *ctx.rest) if needs_x else None
+        return grad_x, amax_gradient(grad, x, amax, *ctx.rest) if needs_amax else None, None, None, None
+
+
+class _KeepingBits(torch.autograd.Function):
+    """Saves the bits "the code is within the bounds", and packs what a ReLU before it saved."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int, kernels: Any, relu: Any
+    ) -> Tensor:
+        y: Tensor
+        y, inside, positive = kernels.forward(x, amax, axis, min_bound, max_bound, True, relu is not None)
+        ctx.save_for_backward(inside)
+        ctx.kernels, ctx.strides = kernels, x.stride()
+        if relu is not None:
+            _pack(relu, positive, (x.shape, x.stride(), x.dtype), kernels)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (inside,) = ctx.saved_tensors
+        return ctx.kernels.select(grad, inside, ctx.strides), None, None, None, None, None, None
+
+
+def _unpacked_relu(x: Tensor) -> Any:
+    """The autograd node of the ReLU that x is the result of, unless its saved result is packed already; else None."""
+    node: Any = x.grad_fn
+    if node is None or x.numel() < SMALLEST_PACKED or node.name() != "ReluBackward0" or "qat_packed" in node.metadata:
+        return None
+    return node
+
+
+def _pack(relu: Any, positive: Tensor, like: tuple[Any, ...], kernels: Any) -> None:
+    """Let a ReLU keep bits instead of its result; its backward is given ones and zeros in place of the values."""
+    relu.metadata["qat_packed"] = True
+    try:
+        relu._raw_saved_result.register_hooks(lambda _: positive, lambda bits: kernels.unpack(bits, like))
+    except RuntimeError:
+        return  # it has hooks already: the user checkpoints or offloads activations
+
+
+def fake_quantize_eager(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    """`qat.fake_quantize` on a plain tensor in eager mode; axis None or not negative."""
+    y: Tensor
+    if not torch.is_grad_enabled() or not (x.requires_grad or amax.requires_grad):
+        return forward(x.detach(), amax.detach(), axis, min_bound, max_bound)
+    kernels = None if amax.requires_grad else gpu_kernels(x, amax)
+    if kernels is None or isinstance(x, torch.nn.Parameter):
+        y = _Recomputing.apply(x, amax, axis, min_bound, max_bound)
+    else:
+        relu = _unpacked_relu(x)
+        y = _KeepingBits.apply(x, amax, axis, min_bound, max_bound, kernels, relu)
+    return y

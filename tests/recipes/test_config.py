@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from qat.errors import ConfigError, QatError
+from recipes import qa_config, segmentation_config
 from recipes.config import RunConfig, build_parser, known_keys, parse, to_plain
 from recipes.stages import claim, differences
 
@@ -18,7 +19,14 @@ def load(*args: str) -> RunConfig:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_loads_and_says_what_it_is_for(path: Path) -> None:
-    config = load("--config", str(path))
+    args = ["--config", str(path)]
+    if "scripts/segmentation.py" in path.read_text():
+        parser = build_parser("test", segmentation_config.SegmentationConfig)
+        config = segmentation_config.parse_segmentation(parser, args)[0]
+    elif "scripts/qa_finetune.py" in path.read_text():
+        config = qa_config.parse(qa_config.build_parser("test"), args)[0]
+    else:
+        config = load(*args)
     assert config.model.name in path.read_text()
     first = path.read_text().splitlines()[:6]
     for word in ("Run:", "Expected:", "Cost:"):

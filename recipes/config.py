@@ -48,6 +48,11 @@ class ModelConfig:
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     undo_strides: int = 0
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether float weights are given, so that none are trained."""
+        return self.weights is not None or self.checkpoint is not None
+
 
 @dataclass(frozen=True)
 class DataConfig:

@@ -20,11 +20,12 @@ from qat.selectors import exact
 from qat.sensitivity import Point
 from qat.sensitivity.proposal import members
 from qat.tensorrt import load_engine, measure_engine
-from recipes.classification import Classification, Metrics
+from recipes.classification import Classification
 from recipes.config import RunConfig, to_plain
 from recipes.data import image_shape
 from recipes.engines import BuiltEngine, build_for, find_library, half_file
 from recipes.models import build_model
+from recipes.run import Metrics
 
 
 def mixed_config(config: RunConfig, names: Iterable[str]) -> RunConfig:

@@ -102,9 +102,9 @@ def open_reader(folder: Path, file: str | None, overrides: Sequence[str] = ()) -
     if any(key.endswith("_quantizer._amax") for key in state):
         model, kind = run.load_quantized(path), "quantized torch"
     else:
-        model, kind = run.new_model(), "float torch"
+        model, kind = run.build(pretrained=False), "float torch"
         load_weights(model, state, path)
-    return Reader(run.questions.runner(model.to(run.device)), f"{kind} on {run.device}", tokenizer, config)
+    return Reader(run.data.runner(model.to(run.device)), f"{kind} on {run.device}", tokenizer, config)
 
 
 def _engine_reader(path: Path, tokenizer: Any, config: QaConfig) -> Reader:

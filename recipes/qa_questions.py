@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from qat.distributed import rank, world_size
 from qat.errors import ConfigError
-from qat.runtime import OnnxRuntimeRunner, TorchRunner
+from qat.runtime import TorchRunner
 from qat.runtime.runner import Runner
 from qat.training import make_loader
 from qat.training.loader import SeededLoader
@@ -21,9 +20,9 @@ from recipes.qa_data import Example, has_impossible, read_squad
 from recipes.qa_features import TrainWindows, Window, make_windows, padded
 from recipes.qa_metric import best_null_threshold, evaluate_answers
 from recipes.qa_predict import Prediction, predict, span_logits, texts
+from recipes.run import Metrics
 from recipes.transformers_models import Positional
 
-Metrics = dict[str, float]
 OUTPUT_NAMES = ("start_logits", "end_logits")
 
 
@@ -95,10 +94,6 @@ class Questions:
         model.train(was_training)
         return found
 
-    def evaluate_onnx(self, path: Path, limit: int | None = None) -> Metrics:
-        """`metrics` of an ONNX file in ONNX Runtime on the CPU, run literally (reference settings)."""
-        return self.metrics(self.answers(OnnxRuntimeRunner(path), limit, progress=True))
-
     def batch(self, windows: Sequence[Window], length: int | None = None) -> dict[str, Tensor]:
         """The inputs (N, length) of some windows, on the CPU."""
         arrays = padded(windows, self.names, self.tokenizer.pad_token_id, length)
@@ -108,7 +103,8 @@ class Questions:
         """Two windows of the evaluation file at full length, on the CPU."""
         return self.batch((self.dev_windows * 2)[:2], self.config.data.max_length)
 
-    def calibration_batches(self) -> Iterator[dict[str, Tensor]]:
+    @property
+    def calibration(self) -> Iterator[dict[str, Tensor]]:
         """Training windows in random order; with several processes each has its own."""
         data = self.config.data
         generator = torch.Generator().manual_seed(self.config.seed)
@@ -116,7 +112,7 @@ class Questions:
         for first in range(0, len(order), data.eval_batch_size):
             yield self.batch([self.train_windows[n] for n in order[first : first + data.eval_batch_size]])
 
-    def train_loader(self, seed: int) -> SeededLoader:
+    def train(self, seed: int) -> SeededLoader:
         """Training batches (inputs, start, end) in the order of `seed`."""
         data = self.config.data
         windows = TrainWindows(self.train_windows, self.names, self.tokenizer.pad_token_id)

@@ -77,7 +77,7 @@ def engine_entry(run: QuestionAnswering, path: Path) -> dict[str, Any]:
     Raises:
         EngineError: as for `recipes.engines.build_for_run`.
     """
-    built = build_for_run(run.config, path, profiles(run.config, run.questions.names))
+    built = build_for_run(run.config, path, profiles(run.config, run.data.names))
     if isinstance(built, str):
         return {"skipped": built}
     layers = built[0].inspection.layers
@@ -109,7 +109,7 @@ def _full(run: QuestionAnswering, batch: int, length: int) -> Arrays:
     """Sequences without padding."""
     arrays = {
         name: tensor.numpy()
-        for name, tensor in run.questions.batch(run.questions.dev_windows[:1], run.config.data.max_length).items()
+        for name, tensor in run.data.batch(run.data.dev_windows[:1], run.config.data.max_length).items()
     }
     full: Arrays = {name: array[:, :1].repeat(length, 1).repeat(batch, 0) for name, array in arrays.items()}
     return full

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from qat.onnx.inputs import BATCH_NAME
 from qat.runtime.runner import Runner
 from qat.training.trainer import LossFn
-from recipes.classification import Classification, Metrics
+from recipes.run import Metrics, Run
 from recipes.segmentation_config import STRIDE, NetworkConfig, SegmentationConfig
 from recipes.segmentation_data import MaskData, load_masks
 from recipes.segmentation_losses import segmentation_loss
@@ -35,7 +35,7 @@ def runner_predict(runner: Runner) -> Predict:
     return predict
 
 
-class Segmentation(Classification):
+class Segmentation(Run):
     """The stages of one seed's run: float training, PTQ by every method, QAT, Q/DQ export, evaluation of each.
 
     Raises:
@@ -43,7 +43,7 @@ class Segmentation(Classification):
     """
 
     metric = "dice"
-    float_keys = (*Classification.float_keys, "loss")
+    float_keys = (*Run.float_keys, "loss")
     config: SegmentationConfig
     data: MaskData
 
@@ -61,14 +61,18 @@ class Segmentation(Classification):
         plain = NetworkConfig(config.name, config.encoder, options=config.options)
         return build_network(config if pretrained else plain, self.config.data.channels, self.config.outputs)
 
-    def example_input(self) -> Tensor:
+    def example_inputs(self) -> tuple[Tensor]:
         """Two calibration patches, shape (2, C, patch, patch), on the CPU."""
         patches: Tensor = next(iter(self.data.calibration))[0]
-        return patches[:2].float().cpu() if len(patches) > 1 else patches.repeat(2, 1, 1, 1).float().cpu()
+        two = patches[:2] if len(patches) > 1 else patches.repeat(2, 1, 1, 1)
+        return (two.float().cpu(),)
 
-    def dynamic_shapes(self) -> Any:
-        """Batch, height and width, unless export.dynamic_batch is off."""
-        return DYNAMIC_SHAPES if self.config.export.dynamic_batch else None
+    def export_options(self) -> dict[str, Any]:
+        """Batch, height and width are open unless export.dynamic_batch is off; the classes are metadata."""
+        dynamic = self.config.export.dynamic_batch
+        metadata = {"model": self.config.model.name, "classes": ",".join(self.data.classes)[:1000]}
+        shapes = DYNAMIC_SHAPES if dynamic else None
+        return {"dynamic_batch": dynamic, "dynamic_shapes": shapes, "metadata": metadata}
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> Metrics:

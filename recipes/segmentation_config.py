@@ -43,6 +43,11 @@ class NetworkConfig:
     options: dict[str, bool | int | float | str | list[int]] = field(default_factory=dict)
 
     @property
+    def is_trained(self) -> bool:
+        """Whether float weights are given, so that none are trained."""
+        return self.weights is not None or self.checkpoint is not None
+
+    @property
     def label(self) -> str:
         """Network and encoder in one word; torchvision's names say both."""
         return self.name if "_" in self.name else f"{self.name}_{self.encoder}"

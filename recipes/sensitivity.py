@@ -27,9 +27,10 @@ from qat.sensitivity import (
 )
 from qat.sensitivity.proposal import members
 from qat.sensitivity.ranking import Level, Mode
-from recipes.classification import Classification, Metrics
+from recipes.classification import Classification
 from recipes.config import to_plain
 from recipes.mixed import build_without, engine_points, mixed_config, spread, verify, write_config
+from recipes.run import Metrics
 from recipes.stages import claim
 
 Metric = Literal["top1", "val_loss", "sqnr_db", "kl"]

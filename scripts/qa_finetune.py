@@ -27,7 +27,7 @@ def main(args: list[str]) -> int:
     run = QuestionAnswering(config)
     found = results.start(config, str(run.device))
     model = run.float_model()
-    keep(run, found, float=run.questions.evaluate(model))
+    keep(run, found, float=run.evaluate(model))
     float_model = run.load_float()
     keep(run, found, left_float=run.quantize(model))
     keep(run, found, ptq=results.ptq_entries(run.calibrate(model)))
@@ -50,7 +50,7 @@ def _fine_tune(run: QuestionAnswering, model: Any, found: results.Results) -> An
     entries: list[dict[str, Any]] = []
     for variant in run.variants():
         for number, seed in enumerate(run.config.qat.seeds):
-            trained, result, metrics = run.fine_tune(model, variant, seed)
+            trained, result, metrics = run.fine_tune_variant(model, variant, seed)
             entries.append({"variant": variant, **results.qat_entry(seed, result), "metrics": metrics})
             keep(run, found, qat=entries)
             if number == 0:
@@ -65,9 +65,9 @@ def _export_and_report(run: QuestionAnswering, model: Any, float_model: Any, fou
     exported = run.export(model, path)
     run.export(float_model, float_path)
     run.tokenizer.save_pretrained(str(config.folder / "tokenizer"))
-    answers = run.questions.answers(OnnxRuntimeRunner(path), config.export.eval_images, progress=True)
+    answers = run.data.answers(OnnxRuntimeRunner(path), config.export.eval_images, progress=True)
     write_predictions(config.folder, answers)
-    metrics = run.questions.metrics(answers)
+    metrics = run.data.metrics(answers)
     entry = {"variant": variant, "seed": seed, "file": path.name, "metrics": metrics, "export": exported}
     keep(run, found, onnx=entry)
     keep(run, found, cpu_speed=qa_results.cpu_speed(run, {"float": float_path, "INT8": path}))

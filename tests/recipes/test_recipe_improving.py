@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import recipes.classification as recipe
+import recipes.run as recipe
 from qat.errors import ConfigError
 from qat.training import DistillConfig
 from recipes.classification import Classification
@@ -65,9 +65,9 @@ def test_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     teachers: list[nn.Module] = []
     plain: Any = recipe.distilled_loss
 
-    def watch(loss: Any, teacher: nn.Module, config: DistillConfig) -> Any:
+    def watch(loss: Any, teacher: nn.Module, config: DistillConfig, logits: Any) -> Any:
         teachers.append(teacher)
-        return plain(loss, teacher, config)
+        return plain(loss, teacher, config, logits)
 
     monkeypatch.setattr(recipe, "distilled_loss", watch)
     tuned, _ = run.fine_tune(model, 0)

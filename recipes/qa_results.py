@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean
 from typing import Any
 
-from qat.files import atomic_write, write_json
 from qat.report import format_table
 from qat.runtime import OnnxRuntimeRunner
 from qat.runtime.latency import measure_runner
@@ -16,17 +15,7 @@ from qat.tensorrt import Profile, ShapeRange
 from recipes.engines import build_for_run, built_entry
 from recipes.qa_config import QaConfig
 from recipes.question_answering import DISTILLED, PLAIN, QuestionAnswering
-from recipes.results import Results
-
-
-def save(results: Results, folder: Path) -> Path:
-    """Write results.json and config.yaml, which scripts/answer.py reads, into the run's folder; the JSON's path."""
-    import yaml
-
-    with atomic_write(folder / "config.yaml") as temporary:
-        temporary.write_text(yaml.safe_dump(results["config"], sort_keys=False))
-    write_json(folder / "results.json", results)
-    return folder / "results.json"
+from recipes.results import Results, label, spread
 
 
 def rows(results: Results) -> list[tuple[str, list[dict[str, float]]]]:
@@ -47,17 +36,11 @@ def table(results: Results) -> str:
     base = results["float"]["f1"]
     lines = []
     for name, runs in rows(results):
-        cells = [_spread([run[key] for run in runs]) for key in ("exact", "f1")]
-        label = f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
-        lines.append([label, *cells, f"{mean(run['f1'] for run in runs) - base:+.2f}"])
+        cells = [spread([run[key] for run in runs]) for key in ("exact", "f1")]
+        lines.append([label(name, runs), *cells, f"{mean(run['f1'] for run in runs) - base:+.2f}"])
     config = results["config"]
     title = f"{config['model']['name']} on {config['data']['name']}, {results['device']}"
     return format_table(title, ["model", "exact match %", "F1 %", "F1 vs float"], lines)
-
-
-def _spread(values: Sequence[float]) -> str:
-    spread = f" +- {pstdev(values):.2f}" if len(values) > 1 else ""
-    return f"{mean(values):.2f}{spread}"
 
 
 def profiles(config: QaConfig, names: Sequence[str]) -> tuple[Profile, ...]:

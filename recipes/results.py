@@ -7,8 +7,10 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
+import yaml
+
 from qat.calibration import MethodResult
-from qat.files import write_json
+from qat.files import atomic_write, write_json
 from qat.report import environment, format_table, plot_accuracies
 from qat.training import TrainResult
 from recipes.config import RunConfig, to_plain
@@ -54,12 +56,10 @@ def table_lines(results: Results) -> tuple[list[str], list[list[str]]]:
     lines = []
     for name, runs in rows(results):
         top1 = [run["top1"] for run in runs]
-        spread = f" +- {pstdev(top1):.2f}" if len(top1) > 1 else ""
-        label = f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
         lines.append(
             [
-                label,
-                f"{mean(top1):.2f}{spread}",
+                label(name, runs),
+                spread(top1),
                 f"{mean(top1) - base:+.2f}",
                 f"{mean(run['top5'] for run in runs):.2f}",
                 f"{mean(run['val_loss'] for run in runs):.4f}",
@@ -89,16 +89,27 @@ def _coverage(results: Results) -> str:
     return f"{entry['int8_layers']} of {entry['weighted_layers']} ({entry['int8_coverage_percent']:.1f} %)"
 
 
-def save(results: Results, folder: Path) -> Path:
-    """Write results.json, config.yaml and results.png into the run's folder; returns the JSON's path."""
-    import yaml
+def label(name: str, runs: Sequence[Any]) -> str:
+    """The name of a row, with the number of its runs where there are several."""
+    return f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
 
-    from qat.files import atomic_write
 
+def spread(values: Sequence[float]) -> str:
+    """Mean, and the standard deviation where there are several."""
+    return f"{mean(values):.2f}" + (f" +- {pstdev(values):.2f}" if len(values) > 1 else "")
+
+
+def write(results: Results, folder: Path) -> Path:
+    """Write results.json, and config.yaml that makes the run again, into its folder; returns the JSON's path."""
     with atomic_write(folder / "config.yaml") as temporary:
         temporary.write_text(yaml.safe_dump(results["config"], sort_keys=False))
+    write_json(folder / "results.json", results)
+    return folder / "results.json"
+
+
+def save(results: Results, folder: Path) -> Path:
+    """Write results.json, config.yaml and results.png into the run's folder; returns the JSON's path."""
     bars = [(name, mean(r["top1"] for r in runs), pstdev(r["top1"] for r in runs)) for name, runs in rows(results)]
     history = results["qat"][0]["history"] if results.get("qat") else []
     plot_accuracies(folder / "results.png", bars, history, results["config"]["model"]["name"])
-    write_json(folder / "results.json", results)
-    return folder / "results.json"
+    return write(results, folder)

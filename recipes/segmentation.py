@@ -14,7 +14,7 @@ from qat.onnx.inputs import BATCH_NAME
 from qat.runtime.runner import Runner
 from qat.training.trainer import LossFn
 from recipes.run import Metrics, Run
-from recipes.segmentation_config import STRIDE, NetworkConfig, SegmentationConfig
+from recipes.segmentation_config import NetworkConfig, SegmentationConfig
 from recipes.segmentation_data import MaskData, load_masks
 from recipes.segmentation_losses import segmentation_loss
 from recipes.segmentation_metrics import SegmentationMetrics, to_classes
@@ -102,8 +102,3 @@ class Segmentation(Run):
         image = self.data.normalize(self.data.val_pairs[index].image[None].to(self.device))
         with torch.no_grad():
             return to_classes(predict_images(model.eval(), image, self.config.inference))[0].cpu()
-
-
-def padded_size(side: int) -> int:
-    """The next multiple of 32."""
-    return -(-side // STRIDE) * STRIDE

@@ -20,10 +20,10 @@ from qat.runtime.summary import OutputSummary
 from qat.tensorrt import OnnxGraph, Profile, ShapeRange, TensorRTRunner, load_engine, measure_engine
 from recipes.config import to_plain
 from recipes.engines import BuiltEngine, build_for_run, built_entry
-from recipes.segmentation import Segmentation, padded_size, runner_predict
+from recipes.segmentation import Segmentation, runner_predict
 from recipes.segmentation_config import STRIDE, SegmentationConfig
 from recipes.segmentation_metrics import to_classes
-from recipes.tiling import fill_up
+from recipes.tiling import fill_up, padded_size
 
 TEST_SET = "test_data_set_0"
 TIMED_RUNS = {"onnxruntime": (1, 5), "tensorrt": (20, 200)}

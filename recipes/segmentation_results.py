@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import mean, pstdev
-from typing import Any
 
-import yaml
-
-from qat.files import atomic_write, write_json
 from qat.report import environment, format_table, plot_accuracies
 from recipes.config import to_plain
+from recipes.results import Results, label, spread, write
 from recipes.segmentation_config import SegmentationConfig
 
 MOST_COLUMNS = 8
-Results = dict[str, Any]
 Metrics = dict[str, float]
 
 
@@ -49,15 +45,12 @@ def table_lines(results: Results) -> tuple[list[str], list[list[str]]]:
     for name, runs in rows(results):
         against = mean(run["dice"] - value for run, value in zip(runs, base, strict=False))
         cells = [_cell([run[metric] for run in runs if metric in run]) for metric in names]
-        label = f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
-        lines.append([label, cells[0], f"{against:+.2f}", *cells[1:]])
+        lines.append([label(name, runs), cells[0], f"{against:+.2f}", *cells[1:]])
     return ["model", names[0], "vs float", *names[1:]], lines
 
 
 def _cell(values: list[float]) -> str:
-    if not values:
-        return "-"
-    return f"{mean(values):.2f}" + (f" +- {pstdev(values):.2f}" if len(values) > 1 else "")
+    return spread(values) if values else "-"
 
 
 def title(results: Results) -> str:
@@ -75,11 +68,8 @@ def table(results: Results) -> str:
 
 def save(results: Results, folder: Path) -> Path:
     """Write results.json, config.yaml and results.png into the run's folder; returns the JSON's path."""
-    with atomic_write(folder / "config.yaml") as temporary:
-        temporary.write_text(yaml.safe_dump(results["config"], sort_keys=False))
     found = [(name, [run["dice"] for run in runs]) for name, runs in rows(results)]
     bars = [(name, mean(values), pstdev(values)) for name, values in found]
     history = results["seeds"][0]["qat"]["history"]
     plot_accuracies(folder / "results.png", bars, history, results["config"]["data"]["name"], "dice")
-    write_json(folder / "results.json", results)
-    return folder / "results.json"
+    return write(results, folder)

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from recipes import segmentation_deployment as deployment
-from recipes.results import ptq_entries, qat_entry
-from recipes.segmentation import Segmentation, padded_size, runner_predict
+from recipes.results import Results, ptq_entries, qat_entry
+from recipes.segmentation import Segmentation, runner_predict
 from recipes.segmentation_deployment import Backend
 from recipes.segmentation_metrics import SegmentationMetrics, to_classes
 from recipes.segmentation_pictures import overlay, save_comparison, save_image, save_masks
-from recipes.segmentation_results import Results
-from recipes.tiling import fill_up, predict_tiled
+from recipes.tiling import fill_up, padded_size, predict_tiled
 
 
 def train_seed(run: Segmentation) -> tuple[dict[str, Any], nn.Module]:

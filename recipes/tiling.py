@@ -34,8 +34,13 @@ def predict_images(predict: Predict, images: Tensor, how: InferenceConfig) -> Te
 def predict_whole(predict: Predict, images: Tensor) -> Tensor:
     """Logits of images filled up by mirroring to multiples of 32, cut back to their size."""
     height, width = images.shape[-2:]
-    logits = predict(fill_up(images, -(-height // STRIDE) * STRIDE, -(-width // STRIDE) * STRIDE))
+    logits = predict(fill_up(images, padded_size(height), padded_size(width)))
     return logits[..., :height, :width].float()
+
+
+def padded_size(side: int) -> int:
+    """The next multiple of 32."""
+    return -(-side // STRIDE) * STRIDE
 
 
 def fill_up(images: Tensor, height: int, width: int) -> Tensor:

@@ -41,7 +41,7 @@ def keep(run: QuestionAnswering, found: results.Results, **entries: Any) -> None
     """Add entries and write what there is."""
     found |= entries
     if run.main:
-        qa_results.save(found, run.config.folder)
+        results.write(found, run.config.folder)
 
 
 def _fine_tune(run: QuestionAnswering, model: Any, found: results.Results) -> Any:

@@ -44,8 +44,8 @@ class NetworkConfig:
 
     @property
     def is_trained(self) -> bool:
-        """Whether float weights are given, so that none are trained."""
-        return self.weights is not None or self.checkpoint is not None
+        """Whether float weights are given, so that none are trained; `weights` are those of the encoder only."""
+        return self.checkpoint is not None
 
     @property
     def label(self) -> str:

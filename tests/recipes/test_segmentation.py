@@ -9,9 +9,13 @@ import numpy as np
 import onnx
 import pytest
 from PIL import Image
+from torch import nn
 
 from qat.runtime import OnnxRuntimeRunner
 from qat.runtime.data import load_test_sets
+from recipes.config import build_parser
+from recipes.segmentation import Segmentation
+from recipes.segmentation_config import SegmentationConfig, parse_segmentation
 
 pytest.importorskip("segmentation_models_pytorch", reason="needs segmentation-models-pytorch: 'qat[segmentation]'")
 pytest.importorskip("torchmetrics", reason="needs torchmetrics: pip install 'qat[segmentation]'")
@@ -114,3 +118,15 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     assert run.stderr.strip().splitlines()[-1].startswith("error: data.dir: the folder /nowhere/images does not exist")
     run = script(tmp_path / "x", "--data.patchess=64")
     assert "unknown configuration key 'data.patchess'. Did you mean 'data.patch" in run.stderr
+
+
+@pytest.mark.parametrize(("option", "trains"), [("--model.weights=imagenet", True), ("--model.checkpoint=x.pt", False)])
+def test_an_encoder_with_weights_is_trained_a_checkpoint_is_not(option, trains, tmp_path, monkeypatch) -> None:
+    args = [SMALL[0], option, f"--output_dir={tmp_path}"]
+    config, _ = parse_segmentation(build_parser("test", SegmentationConfig), args)
+    run = Segmentation(config.for_seed(0))
+    trained: list[nn.Module] = []
+    monkeypatch.setattr(run, "build", lambda: nn.Conv2d(config.data.channels, config.outputs, 1))
+    monkeypatch.setattr(run, "_train", lambda model, *_: trained.append(model))
+    model = run.float_model()
+    assert trained == ([model] if trains else [])

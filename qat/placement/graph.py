@@ -87,6 +87,7 @@ class Node:
         ordinal: counts the functional operations of one kind in one module.
         run: counts the runs of this expression, in a loop, within one call of its module.
         by_run: each run has quantizers of its own.
+        assigns: `x += y`: it changes its first operand in place.
         seen_elsewhere: it changes a tensor in place, and that is read under another name as well.
     """
 
@@ -105,6 +106,7 @@ class Node:
     ordinal: int = 0
     run: int = 0
     by_run: bool = False
+    assigns: bool = False
     seen_elsewhere: bool = False
 
     @property

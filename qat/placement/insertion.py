@@ -160,7 +160,7 @@ def _place(quantizer: TensorQuantizer, holder: Holder, work: _Insertion) -> None
     name = work.name_site(node, place, f"{_stem(node, holder)}_quantizer{'s' if node.by_run else ''}")
     if not known:
         what = "result" if holder.key == "result" else "operand"
-        if holder.key == 0 and node.function.startswith("i") and node.function[1:] == node.op:
+        if holder.key == 0 and node.assigns:
             quantizer.last_result = None  # the result is changed in place, so no other reader may have it
         work.edits[node.module].append(edit_for(node, what, holder.key, name))
         work.add(node, name, QuantRuns() if node.by_run else quantizer)

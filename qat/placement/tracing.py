@@ -115,6 +115,7 @@ class _Recorder(TorchFunctionMode):
         node = self._record_function(name, method, args, kwargs, result)
         if node is None:
             return old
+        node.assigns = True
         self.values[id(old)] = self.values[id(result)]
         memory = old.untyped_storage().data_ptr()
         same = (t for t in self.alive if t is not result and t.untyped_storage().data_ptr() == memory)

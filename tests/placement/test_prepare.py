@@ -49,6 +49,13 @@ def test_training_step_reaches_every_parameter_and_moves_batch_norm() -> None:
     assert not torch.equal(before, model.conv1[1].running_mean)
 
 
+def test_a_sum_in_place_does_not_change_what_another_reader_keeps() -> None:
+    model = ready(net.SumInPlace()).train()
+    assert [row.readers for row in qat.summary(model).quantizers if row.name == "b._input_quantizer"] == [("b", "add")]
+    model(X).square().mean().backward()  # torch raises where a tensor that was kept has been changed
+    assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in model.parameters())
+
+
 def test_functional_dropout_still_follows_the_training_mode() -> None:
     """A trace of the whole model would have frozen `self.training` in `dropout_p=0.1 if self.training else 0.0`."""
     x = torch.randn(2, 20, 32)

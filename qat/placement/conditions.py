@@ -92,14 +92,15 @@ def gives_logits(node: Node, placement: Placement) -> bool:
     Behind an upsampling any convolution: the head of a network for dense prediction, such as a U-Net's, may be 3x3.
     """
     graph = placement.graph
-    if node.op != "linear" and any(size != 1 for size in _weight(node)[2:]) and not _is_behind_upsampling(node, graph):
-        return False
     reached = [node.outputs[0]]
     for reader, _ in graph.readers(node.outputs[0], stop=()):
         if reader.op not in _LOGITS_PASS:
             return False
         reached += reader.outputs
-    return any(value in graph.outputs for value in reached)
+    if not any(value in graph.outputs for value in reached):
+        return False
+    pointwise = node.op == "linear" or all(size == 1 for size in _weight(node)[2:])
+    return pointwise or _is_behind_upsampling(node, graph)
 
 
 def _is_behind_upsampling(node: Node, graph: Graph) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qat.fake_quant_reference import broadcast_scale, lsq_gradient
+from qat.fake_quant_reference import broadcast_scale, lsq_gradient, scale_gradient
 
 
 def _ratio(x: Tensor, scale: Tensor) -> Tensor:
@@ -40,8 +40,7 @@ class _Compiled(torch.autograd.Function):
         grad_x = torch.where(inside, grad, 0)
         if not ctx.learned:
             return grad_x, None, None, None, None, None
-        part = grad.float() * torch.where(inside, codes - ratio, codes.clamp(low, high))
-        total = part.sum() if axis is None else part.sum([d for d in range(x.dim()) if d != axis])
+        total = scale_gradient(grad, ratio, axis, low, high)
         return grad_x, lsq_gradient(total, x, amax, axis, low, high), None, None, None, None
 
 

@@ -69,12 +69,15 @@ def input_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_
 def amax_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
     """LSQ's gradient to amax."""
     ratio = x.float() / broadcast_scale(x, amax, axis, max_bound)
+    return lsq_gradient(scale_gradient(grad, ratio, axis, min_bound, max_bound), x, amax, axis, min_bound, max_bound)
+
+
+def scale_gradient(grad: Tensor, ratio: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    """The gradients times the slopes, summed over the elements of each scale; `ratio` is x / scale."""
     codes = ratio.round()
     inside = (codes >= min_bound) & (codes <= max_bound)
-    grad_scale = grad.float() * torch.where(inside, codes - ratio, codes.clamp(min_bound, max_bound))
-    others = [d for d in range(x.dim()) if d != axis]
-    total = grad_scale.sum() if axis is None else grad_scale.sum(others)
-    return lsq_gradient(total, x, amax, axis, min_bound, max_bound)
+    part = grad.float() * torch.where(inside, codes - ratio, codes.clamp(min_bound, max_bound))
+    return part.sum() if axis is None else part.sum([d for d in range(ratio.dim()) if d != axis])
 
 
 def lsq_gradient(total: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:

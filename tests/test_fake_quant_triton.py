@@ -205,6 +205,10 @@ with torch.no_grad():
     assert not torch.equal(model(x), first)
     model[0].weight.data.mul_(-1)
     assert torch.equal(model(x), first)
+    hidden = model[1](model[0](x))  # leaves the other two weights' results over
+    model[2].weight.mul_(-1)
+    assert torch.equal(model[2](hidden), copy.deepcopy(model)[2](hidden))
+    model[2].weight.mul_(-1)
 a, b = model(x), model(2 * x)  # two graphs, backward in any order
 (a.sum() + 0).backward()
 b.sum().backward()

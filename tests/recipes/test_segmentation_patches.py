@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recipes.segmentation_config import AugmentConfig
-from recipes.segmentation_patches import Normalize, PatchLoader, class_pixels, cut_patches
+from recipes.segmentation_patches import Normalize, PatchLoader, class_pixels, cut_patches, sampling_grid
 
 MOVES = AugmentConfig(flip=True, rotate=180, scale=0.2, elastic=4)
 PLAIN = Normalize((0.0,), (1.0,), "cpu")
@@ -53,6 +53,17 @@ def test_image_and_mask_move_together() -> None:
         moved.append((patches - still).abs().mean())
     assert torch.stack(agreed).mean() > 0.98, "bilinear and nearest differ at the edges of the rectangles only"
     assert torch.stack(moved).mean() > 0.05, "the augmentation changed nothing"
+
+
+def test_a_patch_is_turned_and_enlarged_about_its_centre() -> None:
+    centre, size = torch.tensor([[20.0, 30.0]]), (64, 64)
+    middle = (2 * centre.flip(1) + 1) / 64 - 1
+    full = torch.tensor([[0.9, 0.9, 1.0, 1.0]])  # neither mirrored, the largest angle and size
+    plain = sampling_grid(centre, 16, size, None, full)
+    turned = sampling_grid(centre, 16, size, AugmentConfig(flip=False, rotate=90), full)
+    torch.testing.assert_close(turned, plain.rot90(-1, (1, 2)), atol=1e-5, rtol=0)
+    larger = sampling_grid(centre, 16, size, AugmentConfig(flip=False, scale=0.5), full)
+    torch.testing.assert_close(1.5 * (larger - middle), plain - middle, atol=1e-5, rtol=0)
 
 
 def test_brightness_and_contrast_leave_the_mask_alone() -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import qat
+import textbook
 from qat.calib import HistogramCalibrator
 from qat.calibration import collect_stats, compute_amax, use_histograms
 from qat.errors import QatError
@@ -142,8 +143,8 @@ def check(device: torch.device) -> int:
         used = counts[: int(largest / width) + 1].astype(np.float64)
         cumulative = used.cumsum()
         bins = {
-            "entropy": plain_entropy(used, 128),
-            "mse": plain_mse(used, 127),
+            "entropy": textbook.entropy(used, 128),
+            "mse": textbook.mse(used, 127),
             "percentile": int((cumulative < 0.9999 * cumulative[-1]).sum()) + 1,
         }
         for method, edge in bins.items():
@@ -152,37 +153,6 @@ def check(device: torch.device) -> int:
                 raise QatError(f"{method} on {shape} values chose {amax}, plain loops bin {edge}. Nothing is timed.")
             count += 1
     return count
-
-
-def plain_entropy(counts: np.ndarray, levels: int) -> int:
-    """Migacz's search, candidate by candidate and level by level."""
-    counts = counts.copy()
-    counts[0] = counts[1]
-    best, least = len(counts), np.inf
-    for i in range(levels, len(counts) + 1):
-        p, q, level = counts[:i].copy(), np.zeros(i), np.arange(i) * levels // i
-        p[-1] += counts[i:].sum()
-        for j in range(levels):
-            members = (level == j) & (counts[:i] > 0)
-            if members.any():
-                q[members] = counts[:i][members].mean()
-        if (q[p > 0] == 0).any() or not q.any():
-            continue
-        p, q = p / p.sum(), q / q.sum()
-        divergence = (p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum()
-        if divergence < least - 1e-12:
-            best, least = i, divergence
-    return best
-
-
-def plain_mse(counts: np.ndarray, max_bound: int) -> int:
-    """Mean squared error of every candidate, every value at its bin's centre."""
-    centres = np.arange(len(counts)) + 0.5
-    errors = []
-    for i in range(1, len(counts) + 1):
-        step = i / max_bound
-        errors.append((counts * (np.clip(np.rint(centres / step), 0, max_bound) * step - centres) ** 2).sum())
-    return int(np.argmin(errors)) + 1
 
 
 if __name__ == "__main__":

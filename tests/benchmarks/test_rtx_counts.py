@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from onnx import helper
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import qat
 from qat.tensorrt import BuildOptions, Layer, OnnxGraph, build_engine, inspect_layers, load_library

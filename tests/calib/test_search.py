@@ -1,12 +1,11 @@
 """Each search against the textbook algorithm written as plain loops."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import textbook
 from qat.calib.search import entropy_bin, mse_bin, percentile_bin
 
 SHAPES = ["normal", "relu", "long tail", "sparse", "uniform", "two humps"]
@@ -29,50 +28,18 @@ def histogram(shape: str, bins: int) -> Tensor:
     return torch.from_numpy(counts)
 
 
-def textbook_entropy(counts: np.ndarray, levels: int) -> int:
-    counts = counts.astype(np.float64).copy()
-    counts[0] = counts[1]
-    best, best_divergence = len(counts), math.inf
-    for i in range(levels, len(counts) + 1):
-        p = counts[:i].copy()
-        p[-1] += counts[i:].sum()
-        q = np.zeros(i)
-        level = np.arange(i) * levels // i
-        for j in range(levels):
-            members = (level == j) & (counts[:i] > 0)
-            if members.any():
-                q[members] = counts[:i][members].sum() / members.sum()
-        if q.sum() == 0 or (q[p > 0] == 0).any():
-            continue
-        p, q = p / p.sum(), q / q.sum()
-        divergence = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
-        if divergence < best_divergence - 1e-12:
-            best, best_divergence = i, divergence
-    return best
-
-
-def textbook_mse(counts: np.ndarray, max_bound: int) -> int:
-    centres = np.arange(len(counts)) + 0.5
-    errors = []
-    for i in range(1, len(counts) + 1):
-        step = i / max_bound
-        rounded = np.clip(np.rint(centres / step), 0, max_bound) * step
-        errors.append((counts * (rounded - centres) ** 2).sum())
-    return int(np.argmin(errors)) + 1
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("levels", [128, 8])
 def test_entropy_is_the_textbook_choice(shape: str, levels: int) -> None:
     counts = histogram(shape, 300)
-    assert entropy_bin(counts, levels) == textbook_entropy(counts.numpy(), levels)
+    assert entropy_bin(counts, levels) == textbook.entropy(counts.numpy(), levels)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("max_bound", [127, 7])
 def test_mse_is_the_textbook_choice(shape: str, max_bound: int) -> None:
     counts = histogram(shape, 500)
-    assert mse_bin(counts, max_bound) == textbook_mse(counts.numpy(), max_bound)
+    assert mse_bin(counts, max_bound) == textbook.mse(counts.numpy(), max_bound)
 
 
 def test_percentile_keeps_just_enough() -> None:

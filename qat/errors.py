@@ -35,3 +35,20 @@ class RunnerError(QatError, RuntimeError):
 
 class EngineError(QatError, RuntimeError):
     """TensorRT cannot be used, or cannot parse, build, load or execute what it was given."""
+
+
+def refuse_below_one(settings: object, *names: str, group: str = "") -> None:
+    """Check that fields of a configuration are at least 1.
+
+    Args:
+        settings: the dataclass.
+        names: its fields, numbers.
+        group: what stands before their names in the file, such as "data.".
+
+    Raises:
+        ConfigError: one is smaller; the message names it.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value < 1:
+            raise ConfigError(f"{group}{name}={value} is below 1. Use 1 or more.")

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from qat.calibration import METHODS, parse_method
-from qat.errors import ConfigError
+from qat.errors import ConfigError, refuse_below_one
 from qat.ptq import RoundingConfig, ordered_steps
 from qat.training import DistillConfig, TrainConfig
 
@@ -93,9 +93,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.name == "imagefolder" and self.dir is None:
             raise ConfigError("data.dir is not set. Give the folder that holds train/ and val/: --data-dir FOLDER.")
-        for name in ("image_size", "batch_size", "eval_batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"data.{name}={getattr(self, name)} is below 1. Use 1 or more.")
+        refuse_below_one(self, "image_size", "batch_size", "eval_batch_size", group="data.")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from qat.errors import ConfigError
+from qat.errors import ConfigError, refuse_below_one
 from qat.training import TrainConfig
 from recipes import config as base
 from recipes.config import ExportConfig, QatConfig, RunConfig, TensorRTConfig
@@ -84,9 +84,9 @@ class QaDataConfig:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_query_length", "max_answer_length", "n_best", "batch_size", "eval_batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"data.{name}={getattr(self, name)} is below 1. Use 1 or more.")
+        refuse_below_one(
+            self, "max_query_length", "max_answer_length", "n_best", "batch_size", "eval_batch_size", group="data."
+        )
         room = self.max_length - self.max_query_length - 4
         if room < 16 or not 0 <= self.doc_stride < room:
             raise ConfigError(

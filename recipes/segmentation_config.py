@@ -9,7 +9,7 @@ from typing import Literal
 
 from jsonargparse import ArgumentParser, Namespace
 
-from qat.errors import ConfigError
+from qat.errors import ConfigError, refuse_below_one
 from qat.training import TrainConfig
 from recipes.config import SHORT_NAMES, QatConfig, RunConfig, parse
 
@@ -124,9 +124,7 @@ class MaskDataConfig:
             )
         if self.patch < STRIDE or self.patch % STRIDE:
             raise ConfigError(f"data.patch={self.patch} is not a multiple of {STRIDE}. Use {STRIDE}, 64, 128, ...")
-        for name in ("patches", "batch_size", "eval_batch_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"data.{name}={getattr(self, name)} is below 1. Use 1 or more.")
+        refuse_below_one(self, "patches", "batch_size", "eval_batch_size", group="data.")
         for name in ("val_share", "balance"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"data.{name}={getattr(self, name)} is outside 0..1. Use a number in between.")
@@ -177,8 +175,7 @@ class InferenceConfig:
             raise ConfigError(f"inference.tile={self.tile} is not a multiple of {STRIDE}. Use 256 or 512.")
         if not 0 <= self.overlap <= 0.5:
             raise ConfigError(f"inference.overlap={self.overlap} is outside 0..0.5. Use 0.25.")
-        if self.batch < 1:
-            raise ConfigError(f"inference.batch={self.batch} is below 1. Use 1 or more.")
+        refuse_below_one(self, "batch", group="inference.")
 
 
 @dataclass(frozen=True)

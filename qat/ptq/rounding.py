@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from qat.errors import ConfigError
+from qat.errors import ConfigError, refuse_below_one
 from qat.modes import passing_through
 from qat.ptq.following import Function
 from qat.ptq.running import average_over_ranks
@@ -48,9 +48,7 @@ class RoundingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is below 1. Use 1 or more.")
+        refuse_below_one(self, "steps", "batch_size", "samples")
         if not self.lr > 0:
             raise ConfigError(f"lr={self.lr} is not positive. Use a number above 0.")
         if not self.regularization >= 0:

@@ -80,13 +80,15 @@ def _elements(size, big: tl.constexpr, rows: tl.constexpr):  # type: ignore[no-u
 def _ratio(  # type: ignore[no-untyped-def]
     x, amax_ptr, offsets, channels, stride, min_bound: tl.constexpr, max_bound: tl.constexpr, per_channel: tl.constexpr
 ):
-    """x / scale and scale."""
+    """x / scale and scale; one return, since the compiler wants the same types from each."""
     if per_channel:
         scale = scale_of(tl.load(amax_ptr + (offsets // stride) % channels), max_bound)
-        return tl.div_rn(x, scale), scale
-    scale = scale_of(tl.load(amax_ptr), max_bound)
-    inverse = tl.div_rn(tl.zeros_like(scale) + 1.0, scale)
-    return divide(x, scale, inverse, min_bound, max_bound), scale
+        ratio = tl.div_rn(x, scale)
+    else:
+        scale = scale_of(tl.load(amax_ptr), max_bound)
+        inverse = tl.div_rn(tl.zeros_like(scale) + 1.0, scale)
+        ratio = divide(x, scale, inverse, min_bound, max_bound)
+    return ratio, scale
 
 
 @triton.jit

@@ -1,21 +1,23 @@
 """Random small networks through prepare, calibrate, export, lint and ONNX Runtime; some through TensorRT for RTX.
 
-    python benchmarks/fuzz.py --cases 10000 --build-every 50
+    python benchmarks/fuzz.py --cases 10000 --build-every 50 --jobs 2
 
-Case i is drawn from seed + i, so any case can be had again: `--only 123`. A line a case is kept beside the results, a
-run that was stopped goes on after the last one; results/fuzz.json is written at the end. Exit status 1 for failures,
-whose source is in the results: what is repaired becomes a fixed test.
+Case i is drawn from seed + i, so any case can be had again: `--only 123`. A line a case is kept beside the results, and
+a run that was stopped does what is left; lines of another machine can be added to that file. results/fuzz.json is
+written at the end. Exit status 1 for failures, whose source is in the results: what is repaired becomes a fixed test.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
 import sys
 import time
 import warnings
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,15 @@ def run_one(seed: int, build: bool) -> dict[str, Any]:
             "source": network.source,
         }
         status = "failed"
-    return {"seed": seed, "status": status, "seconds": round(time.perf_counter() - start, 3), "build": build, **outcome}
+    seconds = round(time.perf_counter() - start, 3)
+    return {"seed": seed, "status": status, "seconds": seconds, "torch": torch.__version__, "build": build, **outcome}
+
+
+def prepare_process() -> None:
+    """One thread, no warnings, and torch's translations read once."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    cached_translations().__enter__()
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -59,6 +69,7 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "quantizers": sum(row.get("quantizers", 0) for row in rows),
         "linter_warnings": dict(Counter(rule for row in rows for rule in row.get("warnings", []))),
         "engines_built": len(built),
+        "torch": dict(Counter(row["torch"] for row in rows)),
         "cpu_seconds": round(sum(row["seconds"] for row in rows)),
         "failures": [row for row in rows if row["status"] == "failed"],
     }
@@ -83,10 +94,10 @@ def main() -> int:
     parser.add_argument("--build-every", type=int, default=0, metavar="N", help="build each Nth with tensorrt-rtx")
     parser.add_argument("--only", type=int, metavar="SEED", help="run one case, print it and raise what it raises")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "fuzz.json")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
     if options.only is not None:
+        prepare_process()
         network, settings = draw_case(random.Random(options.only))
         print(f"{network.source}\nsample {network.sample}, {settings}")
         print(run_case(network, settings, options.only))
@@ -96,11 +107,13 @@ def main() -> int:
     last = options.seed + options.cases
     rows = {row["seed"]: row for row in read_rows(journal) if options.seed <= row["seed"] < last}
     journal.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
-    with journal.open("a") as lines, cached_translations():
-        for seed in tqdm([s for s in range(options.seed, last) if s not in rows], "fuzz"):
-            build = bool(options.build_every) and seed % options.build_every == 0
-            rows[seed] = run_one(seed, build)
-            lines.write(json.dumps(rows[seed]) + "\n")
+    left = [seed for seed in range(options.seed, last) if seed not in rows]
+    builds = [bool(options.build_every) and seed % options.build_every == 0 for seed in left]
+    spawn = multiprocessing.get_context("spawn")
+    with journal.open("a") as lines, ProcessPoolExecutor(options.jobs, spawn, prepare_process) as pool:
+        for row in tqdm(pool.map(run_one, left, builds), "fuzz", len(left)):
+            rows[row["seed"]] = row
+            lines.write(json.dumps(row) + "\n")
             lines.flush()
     found = summarize([rows[seed] for seed in sorted(rows)])
     command = (

@@ -12,7 +12,7 @@ MIN_CHANNELS = 16
 MAX_SEQUENCE = 512
 """Longest sequence with a fused INT8 attention kernel."""
 _LOGITS_PASS = ("reshape", "slice", "identity", "softmax", "resize", "nearest", "mean", "global_pool", "activation",
-                "other", "sigmoid")  # fmt: skip
+                "other", "sigmoid", "concat", "mul")  # fmt: skip
 _UPSAMPLING = ("nearest", "resize", "conv_transpose")
 
 
@@ -89,12 +89,14 @@ def is_gating(node: Node, placement: Placement) -> bool:
 def gives_logits(node: Node, placement: Placement) -> bool:
     """A linear layer or 1x1 convolution from which only shapes, pooling and activations lead to an output.
 
+    So do products, sums with constants and concats, by which a detector turns the maps of its heads into boxes.
     Behind an upsampling any convolution: the head of a network for dense prediction, such as a U-Net's, may be 3x3.
     """
     graph = placement.graph
     reached = [node.outputs[0]]
     for reader, _ in graph.readers(node.outputs[0], stop=()):
-        if reader.op not in _LOGITS_PASS:
+        shifts = reader.op == "add" and sum(value.is_activation for value in reader.inputs) == 1
+        if reader.op not in _LOGITS_PASS and not shifts:
             return False
         reached += reader.outputs
     if not any(value in graph.outputs for value in reached):

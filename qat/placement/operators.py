@@ -95,7 +95,7 @@ def function_op(function: str, arguments: Mapping[int | str, Any], dims: int) ->
 
     Args:
         function: its name without underscores at the ends, such as "cat" or "iadd".
-        arguments: those that are no tensors, by position or keyword.
+        arguments: all of them, by position or keyword.
         dims: dimensions of its first tensor.
     """
     if function.startswith("adaptive_avg_pool"):
@@ -109,7 +109,10 @@ def function_op(function: str, arguments: Mapping[int | str, Any], dims: int) ->
         return "zero_pad" if mode == "constant" and not value else "pad"
     if function in ("interpolate", "upsample"):
         return "nearest" if arguments.get(3, arguments.get("mode", "nearest")) == "nearest" else "resize"
-    return _FUNCTIONS.get(function, "other")
+    op = _FUNCTIONS.get(function, "other")
+    if op == "concat" and len(arguments.get(0, arguments.get("tensors", (0, 0)))) == 1:
+        return "reshape" if function == "stack" else "identity"
+    return op
 
 
 def _is_one(size: Any) -> bool:

@@ -24,6 +24,7 @@ from qat.placement.graph import Node
 from qat.selectors import Selector, as_selectors, match_selector
 
 Judge = Callable[[Node, Placement], Decision | None]
+"""A function of (operation, placement so far): what to do, or None for no opinion."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ FLOAT_LOGITS = Rule(
     ),
     LAYERS,
 )
+"""Leaves float the layers that give the logits; `qat.prepare` puts it in front unless `keep_float_logits` is False."""
 DEFAULT_RULES: tuple[Rule, ...] = (
     Rule(
         "squeeze and excitation",

@@ -24,6 +24,8 @@ from qat.quantizer import TensorQuantizer
 
 _READS_DATA = ("bool", "item", "int", "float", "index", "tolist", "nonzero", "numpy")
 _ASSIGNING = ("add_", "sub_", "mul_", "div_")
+_LIKE_ANOTHER = ("to", "type_as", "view_as", "expand_as", "reshape_as")
+"""Functions of whose second tensor only type, device or shape count."""
 _IN_PLACE_FREE = ("size", "dim", "numel", "stride", "data_ptr", "is_contiguous", "device", "dtype", "shape")
 
 
@@ -85,7 +87,8 @@ class _Recorder(TorchFunctionMode):
         outputs = list(tensors_in(result))
         if not outputs:
             return
-        active = any(v.kind in ("input", "activation") for v in node.inputs)
+        values = node.inputs[:1] if node.function in _LIKE_ANOTHER else node.inputs
+        active = any(v.kind in ("input", "activation") for v in values)
         node.outputs = [self.new_value(t, node, "activation" if active else "constant") for t in outputs]
         for number, value in enumerate(node.inputs):
             value.readers.append((node, number))

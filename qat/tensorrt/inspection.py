@@ -13,7 +13,7 @@ from qat.tensorrt.onnx_graph import OnnxGraph, node_name, torch_module
 _MOVES = frozenset({"Move", "Tran", "Cast", "Conc", "Repl", "Resh"})
 _QUANTIZE_STEPS = _MOVES | {"Mul", "Div", "Min", "Max", "Roun"}
 _DEQUANTIZE_STEPS = frozenset({"Cast", "Mul", "Move"})
-_ARITHMETIC = frozenset({"Mul", "Div", "Min", "Max", "Clip", "Round"})
+_ARITHMETIC = frozenset({"Mul", "Div", "Min", "Max", "Clip", "Round", "LeakyRelu", "PRelu"})
 _SHAPE_OPS = ("Concat", "Reshape", "Transpose", "Expand", "Tile", "Flatten", "Pad", "Slice", "Gather")
 NOT_FOUND = "not found"
 

@@ -54,6 +54,17 @@ def test_a_gate_that_quantizes_its_product_is_no_standalone_kernel() -> None:
     assert is_standalone_qdq(_layer(name, [FP32], [INT8], nodes=["block/QuantizeLinear"]), graph)
 
 
+def test_a_leaky_relu_that_quantizes_its_result_is_no_standalone_kernel() -> None:
+    """Its kernel multiplies and takes a maximum, as a quantizer's does; a plain ReLU has a step of its own name."""
+    nodes = [
+        helper.make_node("LeakyRelu", ["x"], ["y"], name="block/LeakyRelu"),
+        helper.make_node("QuantizeLinear", ["y", "s"], ["q"], name="block/QuantizeLinear"),
+    ]
+    graph = OnnxGraph(helper.make_model(helper.make_graph(nodes, "g", [], [])))
+    kernel = _layer("__myl_MulMaxCastMulMinMaxRounCast_myl0_5", [FP32], [INT8], nodes=[n.name for n in nodes])
+    assert not is_standalone_qdq(kernel, graph)
+
+
 @pytest.fixture
 def inspected(write_toy, options, rtx):
     path = write_toy("qdq", float_layers=("block", "conv1"))

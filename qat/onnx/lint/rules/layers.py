@@ -12,6 +12,7 @@ _SMALL = 16
 _POINTWISE = frozenset(
     {"Relu", "Sigmoid", "HardSigmoid", "HardSwish", "Mul", "Add", "Clip", "Cast", "Identity", "BatchNormalization"}
 )
+_BEFORE_GATES = frozenset({"Add", "Mul", "Cast", "Split"})
 _GLOBAL_POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax"})
 
 
@@ -90,6 +91,19 @@ def _reaches_int8(graph: LintGraph, nodes: list[Any], forward: bool) -> set[Any]
     return found
 
 
+def _gives_gates(node: Any) -> bool:
+    """Whether the result, or its sum with another, is split into parts that go through Sigmoid and Tanh."""
+    pending, met = [node], set()
+    split = False
+    while pending:
+        for reader in (reader for value in pending.pop().outputs for reader, _ in value.uses()):
+            split = split or (reader.op_type == "Split" and len(reader.outputs) > 2)
+            if reader.op_type in _BEFORE_GATES and reader not in met:
+                pending.append(reader)
+            met.add(reader)
+    return split and {"Sigmoid", "Tanh"} <= {reader.op_type for reader in met}
+
+
 def _intended(graph: LintGraph, node: Any) -> str:
     """Why a float layer may be right as it is."""
     shape = dims(node.inputs[0])
@@ -102,6 +116,8 @@ def _intended(graph: LintGraph, node: Any) -> str:
         return "it works on a map of 1x1, as in squeeze-and-excitation"
     if source is not None and source.op_type in _GLOBAL_POOLS:
         return "it works behind a global pooling, as in squeeze-and-excitation"
+    if node.op_type in {"Gemm", "MatMul"} and _gives_gates(node):
+        return "it computes the gates of a recurrent cell, one step after another"
     return ""
 
 

@@ -19,6 +19,7 @@ from recipes.config import build_parser
 from recipes.engines import tensorrt_line
 from recipes.segmentation import Segmentation
 from recipes.segmentation_config import SEGMENTATION_SHORT_NAMES, SegmentationConfig, parse_segmentation
+from recipes.segmentation_deployment import concatenations_line
 from recipes.segmentation_walk import deploy, draw, train_seed
 
 
@@ -40,7 +41,7 @@ def main(args: list[str]) -> int:
     pictures = draw(run, model, results)
     saved = res.save(results, config.folder)
     print(res.table(results))
-    print(tensorrt_line(results["tensorrt"]))
+    print(*filter(None, (line(results["tensorrt"]) for line in (tensorrt_line, concatenations_line))))
     print(f"results: {saved}\npictures: {pictures}\nONNX file: {config.folder / 'qat.onnx'}")
     for failure in failures:
         print(f"FAILED: {failure}")

@@ -3,6 +3,7 @@
 from qat.tensorrt.api import Library, load_library
 from qat.tensorrt.benchmark import EngineTiming, measure_engine
 from qat.tensorrt.build import BuildResult, build_engine
+from qat.tensorrt.concats import Concatenation, concatenations
 from qat.tensorrt.engine import LoadedEngine, load_engine
 from qat.tensorrt.inspection import Inspection, Operation, inspect_layers
 from qat.tensorrt.layers import Layer, layers_from_inspector
@@ -18,6 +19,7 @@ from qat.tensorrt.store import StoredEngine, build_or_reuse, read_manifest
 __all__ = [
     "BuildOptions",
     "BuildResult",
+    "Concatenation",
     "EngineTiming",
     "Inspection",
     "Layer",
@@ -31,6 +33,7 @@ __all__ = [
     "TensorRTRunner",
     "build_engine",
     "build_or_reuse",
+    "concatenations",
     "inspect_layers",
     "layers_from_inspector",
     "layers_from_log",

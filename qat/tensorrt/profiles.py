@@ -36,6 +36,7 @@ class ShapeRange:
 
 
 Profile = Mapping[str, ShapeRange]
+"""One optimization profile: the shapes of each input, by its name."""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from typing import Any
 
 from qat.errors import EngineError
 from qat.files import atomic_write, write_json
+from qat.locks import file_lock
 from qat.onnx.external_data import external_locations
 from qat.tensorrt.api import Library, gpu_name, load_library
 from qat.tensorrt.build import build_engine
 from qat.tensorrt.layers import Layer
-from qat.tensorrt.locks import file_lock
 from qat.tensorrt.options import BuildOptions
 from qat.tensorrt.parse import load_onnx_graph
 

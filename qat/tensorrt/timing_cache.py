@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from qat.files import atomic_write
+from qat.locks import file_lock
 from qat.tensorrt.api import Library, gpu_name
-from qat.tensorrt.locks import file_lock
 
 logger = logging.getLogger("qat.tensorrt")
 

@@ -70,7 +70,9 @@ def test_one_file_runs_at_every_size_and_is_what_torch_computes(results: dict) -
     assert set(sizes) == {"128x128", "1024x768"}
     for row in sizes.values():
         assert row["passed"] and row["codes_that_differ"] == 0 and row["largest_relative_difference"] < 1e-4
-        assert row["same_pixels_percent"] > 99
+        assert row["end_to_end"]["same_pixels_percent"] > 99
+        # Flips travel through both pairs: the file is no further from torch than torch is from itself.
+        assert row["end_to_end"]["sqnr_db"] > row["torch_with_itself"]["sqnr_db"] - 6
 
 
 def test_the_reference_is_a_test_set_that_any_runner_reads(finished: Path, results: dict) -> None:
@@ -103,7 +105,8 @@ def test_the_engine_has_two_profiles_and_is_reused(finished: Path, results: dict
         pytest.skip(f"needs TensorRT: {entry['skipped']}")
     manifest = json.loads((finished / f"{entry['engine']}.json").read_text())
     assert len(manifest["options"]["profiles"]) == 2
-    assert (entry["int8_layers"], entry["weighted_layers"]) == (15, 17)
+    assert (entry["int8_layers"], entry["weighted_layers"], entry["profiles"]) == (15, 17, 2)
+    assert [each["requantized"] for each in entry["concatenations"]] == [0, 0]
     assert not entry["reused"]
     trained = (finished / "seed0" / "float" / "best.pt").stat().st_mtime
     again = script(finished)

@@ -1,5 +1,18 @@
 """The errors this library raises. Each message says which field, file or layer, which value, why, and what to do."""
 
+__all__ = [
+    "CalibrationError",
+    "ConfigError",
+    "DescriptorError",
+    "EngineError",
+    "ExportError",
+    "NotCalibratedError",
+    "QatError",
+    "RunnerError",
+    "TrainingError",
+    "WriteError",
+]
+
 
 class QatError(Exception):
     """Base of every error raised on purpose by this library."""
@@ -18,7 +31,7 @@ class NotCalibratedError(QatError, RuntimeError):
 
 
 class TrainingError(QatError, RuntimeError):
-    """Training diverged: the loss or the deciding metric is NaN or infinite."""
+    """Training cannot go on: it diverged (NaN or infinite), memory ran out, or a process that loads data died."""
 
 
 class ExportError(QatError, RuntimeError):
@@ -27,6 +40,10 @@ class ExportError(QatError, RuntimeError):
 
 class ConfigError(QatError, ValueError):
     """A configuration value, file or folder cannot be used."""
+
+
+class WriteError(QatError, OSError):
+    """A file or folder cannot be written: no space, no permission, a read-only or a failing disk."""
 
 
 class RunnerError(QatError, RuntimeError):

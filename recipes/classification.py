@@ -15,10 +15,11 @@ from qat.distributed import world_size
 from qat.errors import ConfigError
 from qat.runtime.runner import Runner, fixed_batch, run_in_batches
 from qat.training import supervised_loss
+from qat.training.faults import explain_loading, explain_memory
 from qat.training.trainer import LossFn
 from recipes.data import ImageData, Loader, load_data
 from recipes.models import build_model
-from recipes.run import Metrics, Run
+from recipes.run import SMALLER_EVALUATION, Metrics, Run
 
 
 def classification_loss(label_smoothing: float = 0.0) -> Any:
@@ -95,7 +96,8 @@ class Classification(Run):
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Top-1, top-5 and loss on the validation images."""
-        return evaluate(model, self.data.val, self.device)
+        with explain_loading("evaluation"), explain_memory("evaluation", lambda: SMALLER_EVALUATION):
+            return evaluate(model, self.data.val, self.device)
 
     def evaluate_runner(self, runner: Runner, limit: int | None = None, progress: bool = True) -> Metrics:
         """Metrics of a model with one input and one output behind any runner, on the first `limit` images or all."""

@@ -66,6 +66,8 @@ class DataConfig:
         batch_size: training batch of one process.
         eval_batch_size: batch for evaluation and calibration.
         workers: processes that decode images.
+        corrupt: what happens to image files that cannot be read: "error", or "skip" to read every file once before
+            anything runs and go on without them; they are listed in the log and the results.
         in_memory: decode everything once, keep it on the device and augment there; for small images of one size.
         crop_padding: with in_memory, pixels of padding before the random crop.
         flip: mirror images at random; off for digits.
@@ -82,6 +84,7 @@ class DataConfig:
     batch_size: int = 64
     eval_batch_size: int = 128
     workers: int = 2
+    corrupt: Literal["error", "skip"] = "error"
     in_memory: bool = False
     crop_padding: int = 0
     flip: bool = False

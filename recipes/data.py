@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from qat.distributed import rank, world_size
 from qat.errors import ConfigError
 from qat.training import TrainLoader, make_loader
 from recipes.config import DataConfig
+from recipes.image_files import drop_unreadable, read_image
 from recipes.memory import Augment, MemoryLoader
 
 
@@ -44,19 +45,22 @@ class ImageData:
         calibration: training images without augmentation, in a fixed random order.
         val: validation images; under torch.distributed each rank has its share.
         classes: class names, in label order.
+        skipped: files that could not be read and were left out.
     """
 
     train: Callable[[int], TrainLoader]
     calibration: Loader
     val: Loader
     classes: tuple[str, ...]
+    skipped: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 def load_data(config: DataConfig, seed: int, device: torch.device) -> ImageData:
     """Build the loaders.
 
     Raises:
-        ConfigError: the folder, or train/ or val/ in it, is missing, empty, or their classes differ.
+        ConfigError: the folder, or train/ or val/ in it, is missing, empty, or their classes differ; an image cannot
+            be read, or with data.corrupt=skip no image of a class can.
     """
     if config.name == "digits":
         return _in_memory(config, seed, *_digits(), device)
@@ -65,9 +69,14 @@ def load_data(config: DataConfig, seed: int, device: torch.device) -> ImageData:
     if train.classes != val.classes:
         odd = sorted(set(train.classes) ^ set(val.classes))
         raise ConfigError(f"data.dir={config.dir}: train/ and val/ have different classes: {odd[:5]}. Make them equal.")
+    skipped: tuple[str, ...] = ()
+    if config.corrupt == "skip":
+        skipped = (*drop_unreadable(train, config.workers), *drop_unreadable(val, config.workers))
     if config.in_memory:
-        return _in_memory(config, seed, _decode(train), _decode(val), tuple(train.classes), device)
-    return _streamed(config, seed, train, val)
+        data = _in_memory(config, seed, _decode(train), _decode(val), tuple(train.classes), device)
+    else:
+        data = _streamed(config, seed, train, val)
+    return replace(data, skipped=skipped)
 
 
 Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
@@ -95,14 +104,8 @@ def _folder(path: Path) -> ImageFolder:
 
 
 def _decode(folder: ImageFolder) -> Arrays:
-    def load(index: int) -> np.ndarray[Any, Any]:
-        path, _ = folder.samples[index]
-        try:
-            return np.asarray(folder.loader(path)).transpose(2, 0, 1)
-        except (OSError, SyntaxError) as error:
-            raise ConfigError(f"image {path} cannot be read: {error}. Repair or remove the file.") from error
-
-    images = [load(i) for i in tqdm(range(len(folder)), f"decode {Path(folder.root).name}", leave=False)]
+    indices = tqdm(range(len(folder)), f"decode {Path(folder.root).name}", leave=False)
+    images = [np.asarray(read_image(folder, index)).transpose(2, 0, 1) for index in indices]
     sizes = {image.shape for image in images}
     if len(sizes) != 1:
         raise ConfigError(
@@ -137,11 +140,7 @@ class _Labelled(Dataset[tuple[Tensor, int]]):
         return len(self.folder)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.folder.samples[index]
-        try:
-            return self.transform(self.folder.loader(path)), label
-        except (OSError, SyntaxError) as error:
-            raise ConfigError(f"image {path} cannot be read: {error}. Repair or remove the file.") from error
+        return self.transform(read_image(self.folder, index)), self.folder.samples[index][1]
 
 
 def _streamed(config: DataConfig, seed: int, train: ImageFolder, val: ImageFolder) -> ImageData:

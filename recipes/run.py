@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -17,19 +17,22 @@ from qat.calibration import MethodResult, collect_stats, compare_methods, run_ba
 from qat.descriptor import QUANT_DESC_8BIT_WEIGHT_PER_TENSOR
 from qat.distributed import rank, world_size
 from qat.errors import ConfigError
-from qat.files import atomic_write
+from qat.files import atomic_write, remove_leftovers
+from qat.locks import hold_folder
 from qat.ptq import equalize, improve
 from qat.runtime import OnnxRuntimeRunner
 from qat.runtime.runner import Runner
 from qat.training import DistillConfig, TrainConfig, TrainResult, distilled_loss, fine_tune, qat_epochs
 from qat.training.accelerated import make_accelerator
 from qat.training.distillation import first_logits
+from qat.training.faults import explain_loading, explain_memory
 from qat.training.trainer import LossFn
 from recipes.config import RunConfig, to_plain
 from recipes.models import load_weights, read_checkpoint
 from recipes.stages import claim
 
 Metrics = dict[str, float]
+SMALLER_EVALUATION = "Lower data.eval_batch_size; that needs no new output folder."
 
 
 def pick_device(name: str) -> torch.device:
@@ -60,7 +63,7 @@ class Run:
 
     metric: str
     float_keys: tuple[str, ...] = ("seed", "label_smoothing", "model", "data", "float_train")
-    evaluation_keys: tuple[str, ...] = ("workers", "eval_batch_size", "dir")
+    evaluation_keys: tuple[str, ...] = ("workers", "eval_batch_size", "dir", "corrupt")
     script = "scripts/qat_finetune.py"
     calibration_forward = staticmethod(run_batch)
     compared_logits = staticmethod(first_logits)
@@ -79,6 +82,7 @@ class Run:
         for key in self.evaluation_keys:
             self._float_settings["data"].pop(key, None)
         self._quant_settings = {**self._float_settings, "quant": plain["quant"]}
+        self._lock: IO[bytes] | None = None
 
     def load_data(self) -> Any:
         """The data, on the device or in loaders."""
@@ -108,8 +112,17 @@ class Run:
         """The arguments of `qat.export` that are the recipe's own."""
         raise NotImplementedError
 
+    def hold(self) -> None:
+        """Keep the folder for this run and clean it after killed ones; ConfigError where another process has it."""
+        if self._lock is None and self.main:
+            folder = self.config.folder
+            self._lock = hold_folder(folder)
+            for part in (folder, folder / "ptq"):
+                remove_leftovers(part)
+
     def float_model(self) -> nn.Module:
         """The float model: from the weights or checkpoint the configuration names, else trained here."""
+        self.hold()
         config = self.config
         torch.manual_seed(config.seed)
         model = self.build().to(self.device)
@@ -164,13 +177,15 @@ class Run:
 
         Saves each method and each improvement, and the model as it is left, in ptq/model.pt.
         """
+        self.hold()
         quant = self.config.quant
         if quant.calibrator == "histogram":
             use_histograms(model)
         batches = -(-quant.batches // world_size())
-        collect_stats(
-            model, self.data.calibration, num_batches=batches, forward=self.calibration_forward, progress=self.main
-        )
+        with explain_loading("calibration"), explain_memory("calibration", lambda: SMALLER_EVALUATION):
+            collect_stats(
+                model, self.data.calibration, num_batches=batches, forward=self.calibration_forward, progress=self.main
+            )
         methods = quant.all_methods()
         current = iter(methods)
 
@@ -215,6 +230,7 @@ class Run:
 
     def tune(self, model: nn.Module, seed: int, distill: DistillConfig, folder: Path) -> tuple[nn.Module, TrainResult]:
         """A copy of the calibrated model, fine-tuned with this distillation; checkpoints in `folder`."""
+        self.hold()
         config = self.config
         settings = {key: value for key, value in to_plain(config.qat).items() if key != "seeds"}
         claim(folder, {**self._quant_settings, "qat": {**settings, "distill": to_plain(distill)}}, self.main)

@@ -22,7 +22,7 @@ def main(args: list[str]) -> int:
     config, _ = parse(build_parser(__doc__), args)
     run = Classification(config)
     model = run.float_model()
-    results = res.start(config, str(run.device))
+    results = {**res.start(config, str(run.device)), "skipped_images": list(run.data.skipped)}
     results["float"] = run.evaluate(model)
     results["left_float"] = run.quantize(model)
     results["ptq"] = res.ptq_entries(run.calibrate(model))

@@ -21,7 +21,7 @@ def save_checkpoint(path: str | Path, values: Mapping[str, Any]) -> None:
     """Write values atomically: tensors, numbers, strings, None, and dicts, lists and tuples of these.
 
     Raises:
-        OSError: the file cannot be written; an older one of that name is untouched.
+        WriteError: the file cannot be written; an older one of that name is untouched.
     """
     with atomic_write(path) as temporary:
         torch.save({"format": FORMAT, **values}, temporary)
@@ -99,10 +99,3 @@ def check_same_run(saved: Mapping[str, Any], current: Mapping[str, Any], path: s
             f"the run in {Path(path).parent} cannot be resumed: {'; '.join(differing)}. Use the same values to "
             "continue it, or another output folder to start a new run."
         )
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files that killed runs left in the folder."""
-    for name in (BEST, LAST, "history.json"):
-        for leftover in folder.glob(f".{name}.*.tmp"):
-            leftover.unlink(missing_ok=True)

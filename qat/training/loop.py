@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from qat.errors import ConfigError
+from qat.files import remove_leftovers
+from qat.locks import hold_folder
 from qat.training.accelerated import make_accelerator, prepared_model
-from qat.training.checkpoint import BEST, LAST, load_checkpoint, load_model, remove_leftovers
+from qat.training.checkpoint import BEST, LAST, load_checkpoint, load_model
 from qat.training.config import TrainConfig
 from qat.training.loader import TrainLoader
 from qat.training.modes import apply_amax_mode
@@ -86,30 +89,32 @@ def fine_tune(
         The metrics of the best epoch, the history and the files.
 
     Raises:
-        ConfigError: the folder holds a run with other settings or a damaged checkpoint, the loader or the metric
-            does not fit, or fp16 is asked for without a GPU.
-        TrainingError: the loss or the deciding metric became NaN or infinite; the message names epoch and step.
+        ConfigError: another process works in the folder, it holds a run with other settings or a damaged checkpoint,
+            the loader or the metric does not fit, or fp16 is asked for without a GPU.
+        TrainingError: the loss or the deciding metric became NaN or infinite, memory ran out, or a worker of the
+            loader died; the message names epoch and step.
+        WriteError: the folder cannot be written.
     """
     _check_loader(loader)
     folder = Path(output_dir)
     accelerator = make_accelerator(config.mixed_precision)
-    if accelerator.is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
-    accelerator.wait_for_everyone()
-    seed_all(config.seed + accelerator.process_index)
-    model.to(accelerator.device)
-    if config.channels_last:
-        _to_channels_last(model)
-    apply_amax_mode(model, config.amax_mode)
-    optimizer = build_optimizer(
-        model, config.optimizer, config.lr, config.weight_decay, config.momentum, config.amax_lr_factor
-    )
-    trainer = Trainer(accelerator, model, optimizer, loader, loss_fn, evaluate, config, folder)
-    resumed_at = trainer.resume() if (folder / LAST).exists() else None
-    with prepared_model(accelerator, model, config.compile) as wrapped:
-        trainer.run(wrapped)
-    accelerator.wait_for_everyone()
+    with hold_folder(folder) if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process:
+            remove_leftovers(folder)
+        accelerator.wait_for_everyone()
+        seed_all(config.seed + accelerator.process_index)
+        model.to(accelerator.device)
+        if config.channels_last:
+            _to_channels_last(model)
+        apply_amax_mode(model, config.amax_mode)
+        optimizer = build_optimizer(
+            model, config.optimizer, config.lr, config.weight_decay, config.momentum, config.amax_lr_factor
+        )
+        trainer = Trainer(accelerator, model, optimizer, loader, loss_fn, evaluate, config, folder)
+        resumed_at = trainer.resume() if (folder / LAST).exists() else None
+        with prepared_model(accelerator, model, config.compile) as wrapped:
+            trainer.run(wrapped)
+        accelerator.wait_for_everyone()
     best = load_checkpoint(folder / BEST)
     load_model(model, best, folder / BEST)
     model.eval()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from qat.training.accelerated import broadcast_buffers, from_main_process
 from qat.training.amax import MovingAmax, PositiveAmax
 from qat.training.checkpoint import BEST, LAST, check_same_run, load_checkpoint, load_model, save_checkpoint
 from qat.training.config import TrainConfig
+from qat.training.faults import explain_loading, explain_memory, smaller_batch
 from qat.training.loader import SkippableLoader, TrainLoader, to_device
 from qat.training.modes import freeze_batch_norm
 from qat.training.optim import set_learning_rate
@@ -124,7 +126,7 @@ class Trainer:
         """Train to the end with the model as accelerate prepared it.
 
         Raises:
-            TrainingError: the loss or the deciding metric is not finite.
+            TrainingError: the loss or the deciding metric is not finite, memory ran out, or a loader's worker died.
         """
         self._wrapped = wrapped
         if self.accelerator.scaler is not None:
@@ -135,8 +137,9 @@ class Trainer:
         try:
             while self.position.epoch < self.config.epochs:
                 started = time.perf_counter()
-                self._train_epoch()
-                self._finish_epoch(started)
+                with explain_loading(f"epoch {self.position.epoch} of training"):
+                    self._train_epoch()
+                    self._finish_epoch(started)
         finally:
             self.moving_amax.close()
             self.recorder.close()
@@ -194,20 +197,30 @@ class Trainer:
                     f"the loader ended epoch {self.position.epoch} after {self.position.batch + index} batches, but "
                     f"its length is {self.batches}. Make len(loader) the number of batches it gives."
                 ) from None
-            batch = to_device(batch, accelerator.device, config.channels_last)
-            # Gradients of all processes are summed once, with the last batch of the group.
-            last = index == group - 1
-            with nullcontext() if last else accelerator.no_sync(self._wrapped):
-                with accelerator.autocast():
-                    loss = self.loss_fn(self._wrapped, batch)
-                accelerator.backward(loss if group == 1 else loss / group)
-            self._losses.pending.append(loss.detach())
-        if config.clip_norm is not None:
-            accelerator.clip_grad_norm_(self.parameters, config.clip_norm)
-        self._update()
+            with self._explain_memory(batch):
+                self._losses.pending.append(self._forward_backward(batch, group, index == group - 1))
+        with self._explain_memory(batch):
+            if config.clip_norm is not None:
+                accelerator.clip_grad_norm_(self.parameters, config.clip_norm)
+            self._update()
         self.optimizer.zero_grad(set_to_none=True)
         self.positive_amax.apply()
         self.moving_amax.apply()
+
+    def _forward_backward(self, batch: Any, group: int, last: bool) -> Tensor:
+        """Gradients of one of the `group` batches of a step, added to those there; returns its loss."""
+        accelerator = self.accelerator
+        batch = to_device(batch, accelerator.device, self.config.channels_last)
+        # Gradients of all processes are summed once, with the last batch of the group.
+        with nullcontext() if last else accelerator.no_sync(self._wrapped):
+            with accelerator.autocast():
+                loss = self.loss_fn(self._wrapped, batch)
+            accelerator.backward(loss if group == 1 else loss / group)
+        return loss.detach()
+
+    def _explain_memory(self, batch: Any) -> AbstractContextManager[None]:
+        where = f"epoch {self.position.epoch}, optimizer step {self.position.step} (both from 0)"
+        return explain_memory(where, partial(smaller_batch, batch, self.config.accumulate, self.config.mixed_precision))
 
     def _read_losses(self) -> float:
         """Read the pending losses from the device, the only wait for it between checkpoints; returns the last."""
@@ -258,7 +271,8 @@ class Trainer:
 
     def _metrics(self) -> dict[str, float]:
         self.model.eval()
-        with torch.no_grad():
+        where = f"the evaluation after epoch {self.position.epoch} (from 0)"
+        with torch.no_grad(), explain_memory(where, lambda: "Evaluate smaller batches."):
             metrics = self.evaluate(self.model)
         metrics = {name: float(value) for name, value in from_main_process(metrics).items()}
         name = self.config.metric

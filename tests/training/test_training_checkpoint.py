@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from qat.errors import ConfigError
-from qat.training.checkpoint import check_same_run, load_best, load_checkpoint, remove_leftovers, save_checkpoint
+from qat.training.checkpoint import check_same_run, load_best, load_checkpoint, save_checkpoint
 from qat.training.rng import capture_rng, restore_rng, seed_all
 
 
@@ -59,13 +59,6 @@ def test_an_interrupted_write_leaves_the_previous_checkpoint(tmp_path: Path, mon
         save_checkpoint(path, {"step": 2})
     assert load_checkpoint(path)["step"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
-
-
-def test_leftovers_of_a_killed_write_are_removed(tmp_path: Path) -> None:
-    for name in (".last.pt.77.tmp", ".best.pt.77.tmp", "last.pt", "mine.tmp"):
-        (tmp_path / name).touch()
-    remove_leftovers(tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["last.pt", "mine.tmp"]
 
 
 def test_differing_fields_are_named() -> None:

@@ -1,0 +1,99 @@
+"""What can happen to a run from outside: a data-loading process dies, memory runs out. Said with what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qat.errors import QatError, TrainingError
+
+_DIED = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (exited unexpectedly|is killed by signal: [^.]+)")
+
+
+@contextmanager
+def explain_loading(doing: str) -> Iterator[None]:
+    """Say what to do where a worker process of a DataLoader dies; an error of ours raised in one is raised as it was.
+
+    Args:
+        doing: what the batches were for, such as "training, epoch 3".
+
+    Raises:
+        TrainingError: a worker died.
+    """
+    try:
+        yield
+    except QatError as error:
+        # torch puts the worker's whole traceback into the message of the error it raises here.
+        inner = re.match(r"Caught (\w+) in DataLoader worker process", str(error))
+        if inner is None:
+            raise
+        last = str(error).strip().rpartition(f"{inner[1]}: ")[2]
+        raise type(error)(last) from error
+    except RuntimeError as error:
+        died = _DIED.search(str(error))
+        if died is None:
+            raise
+        raise TrainingError(
+            f"a process that loads data {died[1].replace('is', 'was')} ({doing}). Mostly the machine had no memory "
+            "left, or no shared memory (in a container: --shm-size). Use fewer workers (data.workers, num_workers) or "
+            "a smaller batch; with 0 workers the main process loads, and shows an error of the data itself. Run "
+            "again to resume."
+        ) from error
+
+
+def _batch_size(batch: Any) -> int | None:
+    """First dimension of the first tensor in a batch, None where there is none."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else None
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((size for part in parts if (size := _batch_size(part)) is not None), None)
+
+
+@contextmanager
+def explain_memory(where: str, advice: Callable[[], str]) -> Iterator[None]:
+    """Say what to try where a device, or the CPU, has no memory left.
+
+    Args:
+        where: what was being done.
+        advice: gives a sentence.
+
+    Raises:
+        TrainingError: there was none.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator: can't allocate" not in str(error):
+            raise
+        detail = ". ".join(str(error).strip().split(". ")[:2]).removesuffix(".")
+        raise TrainingError(
+            f"memory ran out in {where}: {detail}. {advice()} If another program was using the device, stop it and run "
+            "the same command again: it resumes."
+        ) from error
+
+
+def smaller_batch(batch: Any, accumulate: int, precision: str) -> str:
+    """The sentence that says which batch size and accumulation to try.
+
+    Args:
+        batch: the one that was too large.
+        accumulate: batches of one optimizer step.
+        precision: mixed precision in use; "no" for none.
+    """
+    size = _batch_size(batch)
+    half = "" if precision != "no" else " mixed_precision=bf16 halves the activations too."
+    if size == 1:
+        return f"It was a batch of one: use smaller inputs or a smaller network.{half}"
+    if size is None:
+        return f"Use a smaller batch, and accumulate more of them.{half}"
+    smaller = 2 ** ((size - 1).bit_length() - 1)
+    more = accumulate * -(-size // smaller)
+    return (
+        f"Try batch_size={smaller} with accumulate={more} instead of {size} with {accumulate}, in a new output folder: "
+        f"a step then averages about as many samples.{half}"
+    )

@@ -24,6 +24,7 @@ from qat.fake_quant_reference import amax_gradient, compute_scale, forward, inpu
 
 __all__ = ["OP_NAME", "compute_scale", "fake_quantize"]
 OP_NAME = "qat::fake_quantize"
+"""The operator's name in `torch.library`."""
 
 
 @torch.library.custom_op(OP_NAME, mutates_args=())

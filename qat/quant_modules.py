@@ -17,6 +17,7 @@ import torch
 from qat.errors import ConfigError
 from qat.nn import QUANT_CLASSES
 
+__all__ = ["CustomModules", "deactivate", "enable", "initialize"]
 CustomModules = Sequence[tuple[Any, str, type[torch.nn.Module]]]
 """Entries (namespace, attribute name, class to put there), for example (torch.nn, "Linear", MyQuantLinear)."""
 

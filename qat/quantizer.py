@@ -27,6 +27,7 @@ __all__ = [
     "set_quantizer_state",
 ]
 StateDict = dict[str, Any]
+"""What `state_dict()` gives and `load_state_dict()` takes."""
 
 
 class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMeta):

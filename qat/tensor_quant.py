@@ -27,14 +27,21 @@ __all__ = [
 ]
 
 ScaledQuantDescriptor = QuantDescriptor
+"""The same class: ours has no scale factor of its own."""
 QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL = QUANT_DESC_8BIT_WEIGHT_PER_CHANNEL
+"""One scale an output channel: axis 0."""
 QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL = QUANT_DESC_8BIT_WEIGHT_PER_CHANNEL
+"""One scale an output channel: axis 0."""
 QUANT_DESC_8BIT_CONV3D_WEIGHT_PER_CHANNEL = QUANT_DESC_8BIT_WEIGHT_PER_CHANNEL
+"""One scale an output channel: axis 0."""
 QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW = QUANT_DESC_8BIT_WEIGHT_PER_CHANNEL
+"""One scale an output channel: axis 0."""
 QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL = QuantDescriptor(axis=1, narrow_range=True)
 """Their default, so their checkpoints need it. TensorRT runs the layer in float: ours has one scale."""
 QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL = QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL
+"""As `QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL`."""
 QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL = QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL
+"""As `QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL`."""
 
 _REFUSED = {
     "QUANT_DESC_UNSIGNED_8BIT_PER_TENSOR": "TensorRT reads UINT8 as INT8, so the engine would compute other numbers",

@@ -13,6 +13,7 @@ from qat.errors import RunnerError
 
 Array = NDArray[np.generic]
 Arrays = dict[str, Array]
+"""NumPy arrays by the name of the input or output."""
 
 
 @dataclass(frozen=True)

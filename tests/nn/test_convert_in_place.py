@@ -19,6 +19,7 @@ class InitOnly(nn.Linear):
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
         return "ours"

@@ -1,4 +1,6 @@
-"""How `qat::fake_quantize` enters the ONNX graph: as a stand-in node that the lowering turns into Q/DQ.
+"""Translations that torch.onnx.export lacks: `qat::fake_quantize`, and adaptive average pooling in 3-D.
+
+`qat::fake_quantize` enters the graph as a stand-in node that the lowering turns into Q/DQ.
 
 torch.onnx.export optimizes the graph and, below its own minimum opset, converts it. A Q/DQ pair with its scale
 as graph arithmetic would not come through that unharmed: constants are folded and renamed, equal amax buffers
@@ -49,6 +51,44 @@ def _translate(x: Any, amax: Any, axis: int | None = None, min_bound: int = -128
     return _standin()(x, amax, min_bound=min_bound, max_bound=max_bound, **optional)
 
 
+def _average_bins(size: int, bins: int) -> Any:
+    """Matrix (bins, size) that averages adaptive pooling's bins: from floor(i*size/bins) to ceil((i+1)*size/bins)."""
+    matrix = torch.zeros(bins, size)
+    for i in range(bins):
+        start, end = i * size // bins, -(-(i + 1) * size // bins)
+        matrix[i, start:end] = 1 / (end - start)
+    return matrix
+
+
+def _translate_adaptive_avg_pool3d(x: Any, output_size: Any) -> Any:
+    """One AveragePool where every bin has the same size, else a product with a matrix along each axis."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+    sizes, bins = list(x.shape)[-3:], [int(size) for size in output_size]
+    if not all(isinstance(size, int) for size in sizes):
+        raise ValueError(f"AdaptiveAvgPool3d to {bins} needs a fixed depth, height and width, not {sizes}")
+    if len(x.shape) == 5 and not any(size % count for size, count in zip(sizes, bins, strict=True)):
+        window = [size // count for size, count in zip(sizes, bins, strict=True)]
+        return op.AveragePool(x, kernel_shape=window, strides=window)
+    kept = [0] * (len(x.shape) - 3)
+    depth, height, width = (_average_bins(size, count) for size, count in zip(sizes, bins, strict=True))
+    x = op.MatMul(x, op.Constant(value=_tensor(width.T)))
+    x = op.MatMul(op.Constant(value=_tensor(height)), x)
+    x = op.Reshape(x, op.Constant(value_ints=[*kept, sizes[0], bins[1] * bins[2]]))
+    x = op.MatMul(op.Constant(value=_tensor(depth)), x)
+    return op.Reshape(x, op.Constant(value_ints=[*kept, *bins]))
+
+
+def _tensor(matrix: torch.Tensor) -> Any:
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(matrix.contiguous().numpy())
+
+
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The `custom_translation_table` for torch.onnx.export."""
-    return {torch.ops.qat.fake_quantize.default: _translate}
+    return {
+        torch.ops.qat.fake_quantize.default: _translate,
+        torch.ops.aten._adaptive_avg_pool3d.default: _translate_adaptive_avg_pool3d,
+    }

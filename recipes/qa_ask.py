@@ -113,5 +113,5 @@ def _engine_reader(path: Path, tokenizer: Any, config: QaConfig) -> Reader:
     runner = TensorRTRunner(load_engine(path, library))
     if list(runner.output_names) != list(OUTPUT_NAMES):
         raise ConfigError(f"{path} has the outputs {runner.output_names}: it does not answer questions.")
-    length = max(config.tensorrt.lengths)
+    length = config.engine_lengths[-1]
     return Reader(runner, f"{library.name} {library.version}", tokenizer, config, length)

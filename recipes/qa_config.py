@@ -102,7 +102,7 @@ class QaTensorRTConfig(TensorRTConfig):
 
     Attributes:
         batches: largest batch of a profile; each also takes smaller ones.
-        lengths: tokens of the sequences of a profile.
+        lengths: tokens of the sequences of a profile; longer ones than data.max_length become that.
     """
 
     batches: tuple[int, ...] = (1, 32)
@@ -145,6 +145,11 @@ class QaConfig(RunConfig):
     def folder(self) -> Path:
         """The output folder."""
         return self.output_dir or Path("runs") / f"{self.data.name}_{self.model.name.rpartition(':')[2]}"
+
+    @property
+    def engine_lengths(self) -> list[int]:
+        """Tokens of the sequences of the engine's profiles, shortest first."""
+        return sorted({min(length, self.data.max_length) for length in self.tensorrt.lengths})
 
 
 def build_parser(description: str) -> ArgumentParser:

@@ -73,7 +73,7 @@ def read_squad(path: str | Path, need_answers: bool = False) -> list[Example]:
     text = read_text(path)
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}. Give a SQuAD v1.1 or v2.0 file.") from error
     examples: list[Example] = []
     seen: set[str] = set()

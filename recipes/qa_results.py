@@ -11,7 +11,8 @@ from qat.report import format_table
 from qat.runtime import OnnxRuntimeRunner
 from qat.runtime.latency import measure_runner
 from qat.runtime.runner import Arrays
-from qat.tensorrt import Profile, ShapeRange
+from qat.tensorrt import Layer, OnnxGraph, Profile, ShapeRange
+from qat.tensorrt.onnx_graph import node_name
 from recipes.engines import build_for_run, built_entry
 from recipes.qa_config import QaConfig
 from recipes.question_answering import DISTILLED, PLAIN, QuestionAnswering
@@ -47,7 +48,7 @@ def profiles(config: QaConfig, names: Sequence[str]) -> tuple[Profile, ...]:
     """One profile for each sequence length and batch size, from a single sequence to the whole batch."""
     return tuple(
         {name: ShapeRange((1, length), (batch, length), (batch, length)) for name in names}
-        for length in config.tensorrt.lengths
+        for length in config.engine_lengths
         for batch in config.tensorrt.batches
     )
 
@@ -55,25 +56,44 @@ def profiles(config: QaConfig, names: Sequence[str]) -> tuple[Profile, ...]:
 def engine_entry(run: QuestionAnswering, path: Path) -> dict[str, Any]:
     """Build the engine of an ONNX file: the results' "tensorrt" entry, or {"skipped": why}.
 
-    "kernels" counts all of them in all profiles, "fused_attention" those that are a whole attention.
+    "kernels" counts all of them in all profiles, "fused_attention" those that are a whole attention; "quantized" is the
+    number of matrix products that carry Q/DQ, "lost" names those of them that do not run in INT8 in every profile.
 
     Raises:
         EngineError: as for `recipes.engines.build_for_run`.
     """
-    built = build_for_run(run.config, path, profiles(run.config, run.data.names))
+    shapes = profiles(run.config, run.data.names)
+    built = build_for_run(run.config, path, shapes)
     if isinstance(built, str):
         return {"skipped": built}
-    layers = built[0].inspection.layers
-    fused = [layer for layer in layers if "mha" in f"{layer.name} {layer.kind}".lower()]
+    inspection = built[0].inspection
     kept = {key: value for key, value in built_entry(run.config, *built).items() if key != "not_int8"}
-    float_operations = [op.node for op in built[0].inspection.float_operations]
+    graph = OnnxGraph.load(built[1])
+    quantized = {node_name(node) for node in graph.weighted_nodes if graph.carries_qdq(node)}
+    float_operations = [op.node for op in inspection.float_operations]
     return {
         **kept,
-        "profiles": len(run.config.tensorrt.lengths) * len(run.config.tensorrt.batches),
+        "quantized": len(quantized),
+        "lost": [node for node in float_operations if node in quantized],
+        **_kernels(inspection.layers),
+        "profiles": [
+            {
+                "batch": shape["input_ids"].max[0],
+                "length": shape["input_ids"].max[1],
+                **_kernels([layer for layer in inspection.layers if layer.profile == number]),
+            }
+            for number, shape in enumerate(shapes)
+        ],
+        "float_operations": float_operations,
+    }
+
+
+def _kernels(layers: Sequence[Layer]) -> dict[str, int]:
+    fused = [layer for layer in layers if "mha" in f"{layer.name} {layer.kind}".lower()]
+    return {
         "kernels": len(layers),
         "fused_attention": len(fused),
         "fused_attention_int8": sum(layer.precision == "int8" for layer in fused),
-        "float_operations": float_operations,
     }
 
 
@@ -82,14 +102,14 @@ def cpu_speed(run: QuestionAnswering, files: dict[str, Path], iterations: int = 
     found = []
     for kind, path in files.items():
         runner = OnnxRuntimeRunner(path, reference=False)
-        for length in sorted({min(length, run.config.data.max_length) for length in run.config.tensorrt.lengths}):
-            latency = measure_runner(runner, _full(run, 1, length), warmup=3, iterations=iterations)
+        for length in run.config.engine_lengths:
+            latency = measure_runner(runner, full_sequences(run, 1, length), warmup=3, iterations=iterations)
             found.append({"file": kind, "length": length, "batch": 1, "median_ms": latency.median_ms})
     return found
 
 
-def _full(run: QuestionAnswering, batch: int, length: int) -> Arrays:
-    """Sequences without padding."""
+def full_sequences(run: QuestionAnswering, batch: int, length: int) -> Arrays:
+    """Inputs (batch, length) without padding, for measuring speed."""
     arrays = {
         name: tensor.numpy()
         for name, tensor in run.data.batch(run.data.dev_windows[:1], run.config.data.max_length).items()

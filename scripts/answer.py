@@ -48,8 +48,8 @@ def main(args: list[str]) -> None:
         answer_file(open_reader(options.run, options.file, overrides), examples, options.output or options.run)
         return
     passage = read_passage(options)
+    given = [*options.question, *read_questions(options.question_file)]
     reader = open_reader(options.run, options.file, overrides)
-    given = [*options.question, *(read_text(options.question_file).splitlines() if options.question_file else [])]
     for question in given or typed_questions():
         check_question(reader, question, passage)
         show(reader, Example("question", question, passage), options.n_best)
@@ -66,6 +66,16 @@ def read_passage(options: argparse.Namespace) -> str:
     if not passage.strip():
         raise ConfigError("the passage is empty. Give some text.")
     return passage
+
+
+def read_questions(path: Path | None) -> list[str]:
+    """The lines of --question-file that are not blank; ConfigError where there is none."""
+    if path is None:
+        return []
+    questions = [line for line in read_text(path).splitlines() if line.strip()]
+    if not questions:
+        raise ConfigError(f"{path} has no question. Write one a line.")
+    return questions
 
 
 def typed_questions() -> Iterator[str]:

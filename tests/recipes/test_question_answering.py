@@ -133,7 +133,13 @@ def test_a_squad_file_is_answered_as_in_the_run(
         (["--passage", PASSAGE, "--question", "who " * 17], "has 17 tokens and data.max_query_length is 16"),
         (["--passage-file", "latin.txt"], "is not UTF-8"),
         (["--passage-file", "nowhere.txt"], "cannot be read"),
+        (["--passage-file", "empty.txt", "--question", "Who?"], "the passage is empty"),
+        (["--passage", PASSAGE, "--question-file", "latin.txt"], "latin.txt is not UTF-8: byte 0 is 0xe9"),
+        (["--passage", PASSAGE, "--question-file", "empty.txt"], "empty.txt has no question"),
         (["--squad", "broken.json"], "is not JSON"),
+        (["--squad", "latin.txt"], "is not UTF-8"),
+        (["--squad", "list.json"], "'data' is missing"),
+        (["--squad", "deep.json"], "is not JSON"),
         (["--passage", PASSAGE, "--question", "Who?", "--file", "nothing.onnx"], "there is no file nothing.onnx"),
         (["--passage", PASSAGE, "--question", "Who?", "--data.n_bset=2"], "Did you mean 'data.n_best'"),
     ],
@@ -143,6 +149,9 @@ def test_wrong_input_gets_a_clear_error(
 ) -> None:
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "list.json").write_text("[]")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         ask(finished, *args)
@@ -187,3 +196,12 @@ def test_configs_are_read() -> None:
     for name in ("minilm_qa", "bert_squad"):
         config, _ = parse(build_parser(""), ["--config", str(ROOT / "configs" / f"{name}.yaml")])
         assert config.qat.distill.active and config.float_train.metric == config.qat.train.metric == "f1"
+
+
+def test_engine_sequences_are_no_longer_than_windows() -> None:
+    from recipes.qa_results import profiles
+
+    config = QaConfig(data=QaDataConfig(max_length=256))
+    assert config.engine_lengths == [128, 256]
+    shapes = [profile["input_ids"].max for profile in profiles(config, ["input_ids"])]
+    assert shapes == [(1, 128), (32, 128), (1, 256), (32, 256)]

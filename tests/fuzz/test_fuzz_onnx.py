@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import qat
 from qat.errors import QatError
 from qat.onnx import fix, lint
-from qat.tensorrt import OnnxGraph
+from qat.tensorrt import BuildOptions, OnnxGraph, build_engine, load_library
 
 
 class Source(nn.Module):
@@ -113,3 +113,22 @@ def test_mutated_graphs(first: int, exported: onnx.ModelProto, tmp_path: Path) -
             _read(model.SerializeToString(), tmp_path / "m.onnx")
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
+
+
+def test_mutated_graphs_are_built_or_refused(exported: onnx.ModelProto, tmp_path: Path) -> None:
+    """The builder is C++: what it cannot take must be stopped in front of it, or this process dies."""
+    pytest.importorskip("tensorrt_rtx", reason="needs the extra tensorrt-rtx")
+    library, built = load_library("tensorrt_rtx"), 0
+    exported = copy.deepcopy(exported)
+    exported.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    for seed in range(60):
+        rng, model = random.Random(seed), copy.deepcopy(exported)
+        for _ in range(rng.randint(1, 3)):
+            mutate(model, rng)
+        (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+        try:
+            build_engine(tmp_path / "m.onnx", BuildOptions(compute_capabilities=("8.9",)), library=library)
+            built += 1
+        except QatError as error:
+            assert str(error), f"seed {seed}"
+    assert 0 < built < 60

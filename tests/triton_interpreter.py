@@ -10,3 +10,15 @@ def _fma(self, x, y, z):
 
 
 interpreter.InterpreterBuilder.create_fma = _fma
+
+
+_patch = interpreter._patch_lang_tensor
+
+
+def _patch_with_index(tensor, scope):
+    """Triton 3.6 makes a loop's bound an int from an array of one element, which NumPy 2.5 refuses."""
+    _patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+
+interpreter._patch_lang_tensor = _patch_with_index

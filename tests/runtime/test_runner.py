@@ -68,6 +68,23 @@ def test_neither_mode_saturates(reference) -> None:
     np.testing.assert_array_equal(OnnxRuntimeRunner(_int8_conv(), reference).run({"x": x})["y"], 64 * 127.0 * 127)
 
 
+@pytest.mark.parametrize("reference", [True, False])
+def test_zeros_in_front_of_a_max_pool_stay_zeros(reference) -> None:
+    """ONNX Runtime 1.30 fuses the two, and a MaxPool pads with minus infinity; found by fuzzing (seed 1581)."""
+    nodes = [
+        helper.make_node("Pad", ["x", "pads", "zero"], ["p"]),
+        helper.make_node("MaxPool", ["p"], ["y"], kernel_shape=[2, 2]),
+    ]
+    constants = {"pads": np.array([0, 0, 0, 1, 0, 0, 1, 0]), "zero": np.float32(0)}
+    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 2, 2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    result = OnnxRuntimeRunner(model.SerializeToString(), reference).run({"x": np.full((1, 1, 2, 2), -3, np.float32)})
+    np.testing.assert_array_equal(result["y"], [[[[0, -3], [0, 0]]]])
+
+
 def test_a_broken_file_is_refused(tmp_path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no")
     with pytest.raises(RunnerError, match=r"bad\.onnx"):

@@ -4,8 +4,8 @@ By default ONNX Runtime changes a Q/DQ file's numbers: on CPUs without VNNI the 
 at 16 bits, and the Q/DQ transformers quantize biases and weights that the file leaves float. The reference
 mode therefore runs the file literally (`session.disable_quant_qdq`), which costs speed.
 
-"Pad_Fusion" is switched off in both modes: in ONNX Runtime 1.30 (not in 1.32) it moves a Pad with zeros into the MaxPool
-behind it, which pads with minus infinity.
+"Pad_Fusion" is switched off in both modes: in ONNX Runtime 1.30 (not in 1.32) it moves a Pad with zeros into the
+MaxPool behind it, which pads with minus infinity.
 """
 
 from __future__ import annotations

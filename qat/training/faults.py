@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -34,16 +35,25 @@ def explain_loading(doing: str) -> Iterator[None]:
             raise
         last = str(error).strip().rpartition(f"{inner[1]}: ")[2]
         raise type(error)(last) from error
-    except RuntimeError as error:
-        died = _DIED.search(str(error))
-        if died is None:
+    except (RuntimeError, OSError, EOFError) as error:
+        how = _how_it_died(error)
+        if how is None:
             raise
         raise TrainingError(
-            f"a process that loads data {died[1].replace('is', 'was')} ({doing}). Mostly the machine had no memory "
-            "left, or no shared memory (in a container: --shm-size). Use fewer workers (data.workers, num_workers) or "
-            "a smaller batch; with 0 workers the main process loads, and shows an error of the data itself. Run "
-            "again to resume."
+            f"a process that loads data {how} ({doing}). Mostly the machine had no memory left, or no shared memory "
+            "(in a container: --shm-size). Use fewer workers (data.workers, num_workers) or a smaller batch; with 0 "
+            "workers the main process loads, and shows an error of the data itself. Run again to resume."
         ) from error
+
+
+def _how_it_died(error: BaseException) -> str | None:
+    """What torch says of a worker that died; None where the error is of something else."""
+    said = _DIED.search(str(error))
+    if said is not None:
+        return said[1].replace("is", "was")
+    # A batch that it had sent can no longer be fetched from it.
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return "died" if any(file.endswith("resource_sharer.py") for file in files) else None
 
 
 def _batch_size(batch: Any) -> int | None:

@@ -17,6 +17,7 @@ from qat.locks import hold_folder
 from qat.training.accelerated import make_accelerator, prepared_model
 from qat.training.checkpoint import BEST, LAST, load_checkpoint, load_model
 from qat.training.config import TrainConfig
+from qat.training.faults import explain_loading
 from qat.training.loader import TrainLoader
 from qat.training.modes import apply_amax_mode
 from qat.training.optim import build_optimizer
@@ -112,7 +113,8 @@ def fine_tune(
         )
         trainer = Trainer(accelerator, model, optimizer, loader, loss_fn, evaluate, config, folder)
         resumed_at = trainer.resume() if (folder / LAST).exists() else None
-        with prepared_model(accelerator, model, config.compile) as wrapped:
+        # Around the cleaning up too: torch raises at whatever runs when the signal of a worker's death arrives.
+        with explain_loading("training"), prepared_model(accelerator, model, config.compile) as wrapped:
             trainer.run(wrapped)
         accelerator.wait_for_everyone()
     best = load_checkpoint(folder / BEST)

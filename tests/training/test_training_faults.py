@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,21 @@ class Dying(NoisyData):
 
 def test_a_worker_that_dies_is_explained_and_the_run_resumes(tmp_path: Path) -> None:
     config = quiet(epochs=1, checkpoint_every_steps=1)
-    message = r"loads data was killed by signal: Killed \(epoch 0 of training\).*fewer workers.*Run again to resume"
+    how = r"(was killed by signal: Killed|died|exited unexpectedly)"  # it may die with a batch of it on its way
+    message = rf"loads data {how} \((epoch 0 of )?training\).*fewer workers.*Run again to resume"
     options = {"num_workers": 1, "shuffle": False}
     with pytest.raises(TrainingError, match=message):
         train(tmp_path, config=config, dataset=Dying(64), **options)
     assert train(tmp_path, config=config, dataset=NoisyData(64), **options).steps == 8
+
+
+def test_a_batch_of_a_dead_worker_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(*_: object, **__: object) -> None:
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr(resource_sharer._resource_sharer, "get_connection", reset)  # type: ignore[attr-defined]
+    with pytest.raises(TrainingError, match=r"loads data died \(a test\)"), explain_loading("a test"):
+        resource_sharer.DupFd(os.dup(0)).detach()
 
 
 class Unreadable(Dataset[Tensor]):

@@ -10,7 +10,6 @@ written at the end. Exit status 1 for failures, whose source is in the results: 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import random
 import sys
@@ -18,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fuzz"))
 from fuzz_cases import cached_translations, draw_case, run_case
 
+from journal import add_row, read_rows
 from qat.files import write_json
 from qat.report import environment
 
 ROOT = Path(__file__).resolve().parents[1]
+_PROCESS = ExitStack()
 
 
 def run_one(seed: int, build: bool) -> dict[str, Any]:
@@ -53,10 +55,10 @@ def run_one(seed: int, build: bool) -> dict[str, Any]:
 
 
 def prepare_process() -> None:
-    """One thread, no warnings, and torch's translations read once."""
+    """One thread, no warnings, and torch's translations read once, for as long as the process lives."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    cached_translations().__enter__()
+    _PROCESS.enter_context(cached_translations())
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -73,17 +75,6 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "cpu_seconds": round(sum(row["seconds"] for row in rows)),
         "failures": [row for row in rows if row["status"] == "failed"],
     }
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Cases that a stopped run finished; a last line cut short is dropped."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
 
 
 def main() -> int:
@@ -103,18 +94,15 @@ def main() -> int:
         print(run_case(network, settings, options.only))
         return 0
     journal = options.output.with_suffix(".jsonl")
-    journal.parent.mkdir(parents=True, exist_ok=True)
     last = options.seed + options.cases
     rows = {row["seed"]: row for row in read_rows(journal) if options.seed <= row["seed"] < last}
-    journal.write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
     left = [seed for seed in range(options.seed, last) if seed not in rows]
     builds = [bool(options.build_every) and seed % options.build_every == 0 for seed in left]
     spawn = multiprocessing.get_context("spawn")
-    with journal.open("a") as lines, ProcessPoolExecutor(options.jobs, spawn, prepare_process) as pool:
+    with ProcessPoolExecutor(options.jobs, spawn, prepare_process) as pool:
         for row in tqdm(pool.map(run_one, left, builds), "fuzz", len(left)):
             rows[row["seed"]] = row
-            lines.write(json.dumps(row) + "\n")
-            lines.flush()
+            add_row(journal, row)
     found = summarize([rows[seed] for seed in sorted(rows)])
     command = (
         f"python benchmarks/fuzz.py --cases {options.cases} --seed {options.seed} --build-every {options.build_every}"

@@ -26,6 +26,7 @@ from typing import Any
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from journal import add_row, read_rows
 from kills_attempt import ROOT, SETTINGS, Attempt, stage_of, stage_of_write, unbroken
 from kills_check import damaged, differences, files_of, steps_done, temporaries
 from qat.files import write_json
@@ -43,8 +44,7 @@ class Chains:
         self.work, self.seed, self.write_every, self.journal = work, seed, write_every, journal
         self.folder = work / "chain"
         self.whole, self.seconds = unbroken(work)
-        lines = journal.read_text().splitlines() if journal.exists() else []
-        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line.endswith("}")]
+        self.rows = read_rows(journal)
 
     @property
     def kills(self) -> int:
@@ -106,8 +106,7 @@ class Chains:
     def add(self, row: dict[str, Any]) -> None:
         """Keep a row."""
         self.rows.append(row)
-        with self.journal.open("a") as lines:
-            lines.write(json.dumps(row) + "\n")
+        add_row(self.journal, row)
 
     def summary(self) -> dict[str, Any]:
         """Counts, and everything that was lost."""
@@ -133,7 +132,6 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "kills.json")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     chains = Chains(options.work.resolve(), options.seed, options.write_every, options.output.with_suffix(".jsonl"))
     with tqdm(total=options.kills, initial=chains.kills, desc="kills") as bar:
         while chains.kills < options.kills:

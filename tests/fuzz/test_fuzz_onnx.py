@@ -102,15 +102,20 @@ def mutate(model: onnx.ModelProto, rng: random.Random) -> None:
         graph.node.append(copy.deepcopy(node))
 
 
+def mutated(model: onnx.ModelProto, seed: int) -> bytes:
+    """A copy with one to three changes, serialized."""
+    rng, changed = random.Random(seed), copy.deepcopy(model)
+    for _ in range(rng.randint(1, 3)):
+        if changed.graph.node and changed.graph.initializer:
+            mutate(changed, rng)
+    return changed.SerializeToString()
+
+
 @pytest.mark.parametrize("first", range(0, 160, 40))
 def test_mutated_graphs(first: int, exported: onnx.ModelProto, tmp_path: Path) -> None:
     for seed in range(first, first + 40):
-        rng, model = random.Random(seed), copy.deepcopy(exported)
-        for _ in range(rng.randint(1, 3)):
-            if model.graph.node and model.graph.initializer:
-                mutate(model, rng)
         try:
-            _read(model.SerializeToString(), tmp_path / "m.onnx")
+            _read(mutated(exported, seed), tmp_path / "m.onnx")
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
 
@@ -122,10 +127,7 @@ def test_mutated_graphs_are_built_or_refused(exported: onnx.ModelProto, tmp_path
     exported = copy.deepcopy(exported)
     exported.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
     for seed in range(60):
-        rng, model = random.Random(seed), copy.deepcopy(exported)
-        for _ in range(rng.randint(1, 3)):
-            mutate(model, rng)
-        (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+        (tmp_path / "m.onnx").write_bytes(mutated(exported, seed))
         try:
             build_engine(tmp_path / "m.onnx", BuildOptions(compute_capabilities=("8.9",)), library=library)
             built += 1

@@ -96,7 +96,7 @@ class Classification(Run):
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Top-1, top-5 and loss on the validation images."""
-        with explain_loading("evaluation"), explain_memory("evaluation", lambda: SMALLER_EVALUATION):
+        with explain_loading(lambda: "evaluation"), explain_memory("evaluation", lambda: SMALLER_EVALUATION):
             return evaluate(model, self.data.val, self.device)
 
     def evaluate_runner(self, runner: Runner, limit: int | None = None, progress: bool = True) -> Metrics:

@@ -66,7 +66,7 @@ def drop_unreadable(folder: ImageFolder, workers: int) -> list[str]:
     """
     samples, name = folder.samples, Path(folder.root).name
     loader = DataLoader(_Readable(folder), _BATCH, num_workers=workers, collate_fn=list)
-    with explain_loading(f"checking the images of {name}"):
+    with explain_loading(lambda: f"checking the images of {name}"):
         readable = [good for batch in tqdm(loader, f"check {name}", leave=False) for good in batch]
     skipped = [path for (path, _), good in zip(samples, readable, strict=True) if not good]
     if not skipped:

@@ -182,7 +182,7 @@ class Run:
         if quant.calibrator == "histogram":
             use_histograms(model)
         batches = -(-quant.batches // world_size())
-        with explain_loading("calibration"), explain_memory("calibration", lambda: SMALLER_EVALUATION):
+        with explain_loading(lambda: "calibration"), explain_memory("calibration", lambda: SMALLER_EVALUATION):
             collect_stats(
                 model, self.data.calibration, num_batches=batches, forward=self.calibration_forward, progress=self.main
             )

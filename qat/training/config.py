@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from qat.errors import ConfigError
+from qat.errors import ConfigError, refuse_below_one
 from qat.training.schedule import Schedule, ScheduleName
 
 _NO_EFFECT = {"changes_result": False}
@@ -74,14 +74,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        for name, least in (
-            ("epochs", 1),
-            ("accumulate", 1),
-            ("log_every_steps", 1),
-            ("checkpoint_every_steps", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} is below {least}. Use {least} or more.")
+        refuse_below_one(self, "epochs", "accumulate", "log_every_steps")
+        if self.checkpoint_every_steps < 0:
+            raise ConfigError(f"checkpoint_every_steps={self.checkpoint_every_steps} is below 0. Use 0 or more.")
         for name in ("weight_decay", "warmup_epochs", "amax_lr_factor"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}={getattr(self, name)} is negative. Use 0 or more.")

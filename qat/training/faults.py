@@ -17,11 +17,13 @@ _DIED = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (exited unexpecte
 
 
 @contextmanager
-def explain_loading(doing: str) -> Iterator[None]:
+def explain_loading(doing: Callable[[], str]) -> Iterator[None]:
     """Say what to do where a worker process of a DataLoader dies; an error of ours raised in one is raised as it was.
 
+    Cleaning up belongs into the block: torch raises at whatever runs when the signal of the death arrives.
+
     Args:
-        doing: what the batches were for, such as "training, epoch 3".
+        doing: gives what the batches were for at that time, such as "epoch 3 of training".
 
     Raises:
         TrainingError: a worker died.
@@ -40,7 +42,7 @@ def explain_loading(doing: str) -> Iterator[None]:
         if how is None:
             raise
         raise TrainingError(
-            f"a process that loads data {how} ({doing}). Mostly the machine had no memory left, or no shared memory "
+            f"a process that loads data {how} ({doing()}). Mostly the machine had no memory left, or no shared memory "
             "(in a container: --shm-size). Use fewer workers (data.workers, num_workers) or a smaller batch; with 0 "
             "workers the main process loads, and shows an error of the data itself. Run again to resume."
         ) from error
@@ -50,7 +52,7 @@ def _how_it_died(error: BaseException) -> str | None:
     """What torch says of a worker that died; None where the error is of something else."""
     said = _DIED.search(str(error))
     if said is not None:
-        return said[1].replace("is", "was")
+        return said[1].replace("is ", "was ", 1)
     # A batch that it had sent can no longer be fetched from it.
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
     return "died" if any(file.endswith("resource_sharer.py") for file in files) else None
@@ -77,6 +79,8 @@ def explain_memory(where: str, advice: Callable[[], str]) -> Iterator[None]:
     """
     try:
         yield
+    except QatError:
+        raise  # it may be this one, from a block inside
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator: can't allocate" not in str(error):
             raise

@@ -113,8 +113,10 @@ def fine_tune(
         )
         trainer = Trainer(accelerator, model, optimizer, loader, loss_fn, evaluate, config, folder)
         resumed_at = trainer.resume() if (folder / LAST).exists() else None
-        # Around the cleaning up too: torch raises at whatever runs when the signal of a worker's death arrives.
-        with explain_loading("training"), prepared_model(accelerator, model, config.compile) as wrapped:
+        with (
+            explain_loading(lambda: f"epoch {trainer.position.epoch} of training"),
+            prepared_model(accelerator, model, config.compile) as wrapped,
+        ):
             trainer.run(wrapped)
         accelerator.wait_for_everyone()
     best = load_checkpoint(folder / BEST)

@@ -22,7 +22,7 @@ from qat.training.accelerated import broadcast_buffers, from_main_process
 from qat.training.amax import MovingAmax, PositiveAmax
 from qat.training.checkpoint import BEST, LAST, check_same_run, load_checkpoint, load_model, save_checkpoint
 from qat.training.config import TrainConfig
-from qat.training.faults import explain_loading, explain_memory, smaller_batch
+from qat.training.faults import explain_memory, smaller_batch
 from qat.training.loader import SkippableLoader, TrainLoader, to_device
 from qat.training.modes import freeze_batch_norm
 from qat.training.optim import set_learning_rate
@@ -126,7 +126,7 @@ class Trainer:
         """Train to the end with the model as accelerate prepared it.
 
         Raises:
-            TrainingError: the loss or the deciding metric is not finite, memory ran out, or a loader's worker died.
+            TrainingError: the loss or the deciding metric is not finite, or memory ran out.
         """
         self._wrapped = wrapped
         if self.accelerator.scaler is not None:
@@ -137,9 +137,8 @@ class Trainer:
         try:
             while self.position.epoch < self.config.epochs:
                 started = time.perf_counter()
-                with explain_loading(f"epoch {self.position.epoch} of training"):
-                    self._train_epoch()
-                    self._finish_epoch(started)
+                self._train_epoch()
+                self._finish_epoch(started)
         finally:
             self.moving_amax.close()
             self.recorder.close()

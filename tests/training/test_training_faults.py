@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from qat.errors import ConfigError, TrainingError, WriteError
 from qat.training import fine_tune, make_loader, supervised_loss
-from qat.training.faults import explain_loading, smaller_batch
+from qat.training.faults import explain_loading, explain_memory, smaller_batch
 from tiny_training import NoisyData, TinyNet, evaluate, quiet, train
 from write_faults import largest_file, read_only_folder
 
@@ -85,7 +85,7 @@ class Dying(NoisyData):
 def test_a_worker_that_dies_is_explained_and_the_run_resumes(tmp_path: Path) -> None:
     config = quiet(epochs=1, checkpoint_every_steps=1)
     how = r"(was killed by signal: Killed|died|exited unexpectedly)"  # it may die with a batch of it on its way
-    message = rf"loads data {how} \((epoch 0 of )?training\).*fewer workers.*Run again to resume"
+    message = rf"loads data {how} \(epoch 0 of training\).*fewer workers.*Run again to resume"
     options = {"num_workers": 1, "shuffle": False}
     with pytest.raises(TrainingError, match=message):
         train(tmp_path, config=config, dataset=Dying(64), **options)
@@ -97,7 +97,7 @@ def test_a_batch_of_a_dead_worker_is_explained(monkeypatch: pytest.MonkeyPatch) 
         raise ConnectionResetError("reset by peer")
 
     monkeypatch.setattr(resource_sharer._resource_sharer, "get_connection", reset)  # type: ignore[attr-defined]
-    with pytest.raises(TrainingError, match=r"loads data died \(a test\)"), explain_loading("a test"):
+    with pytest.raises(TrainingError, match=r"loads data died \(a test\)"), explain_loading(lambda: "a test"):
         resource_sharer.DupFd(os.dup(0)).detach()
 
 
@@ -110,14 +110,14 @@ class Unreadable(Dataset[Tensor]):
 
 
 def test_an_error_of_ours_in_a_worker_is_one_sentence() -> None:
-    with pytest.raises(ConfigError) as caught, explain_loading("a test"):
+    with pytest.raises(ConfigError) as caught, explain_loading(lambda: "a test"):
         next(iter(make_loader(Unreadable(), 2, num_workers=1)))
     assert str(caught.value) == "image 7.png cannot be read: cut. Remove it."
 
 
 def test_other_errors_pass() -> None:
     for error in (RuntimeError("mine"), ConfigError("mine"), KeyError("mine")):
-        with pytest.raises(type(error), match="mine") as caught, explain_loading("a test"):
+        with pytest.raises(type(error), match="mine") as caught, explain_loading(lambda: "a test"):
             raise error
         assert caught.value is error
 
@@ -157,6 +157,12 @@ def test_out_of_memory_in_the_evaluation_and_on_the_cpu(tmp_path: Path) -> None:
     message = r"memory ran out in the evaluation after epoch 0.*Evaluate smaller batches"
     with pytest.raises(TrainingError, match=message):
         fine_tune(TinyNet(), make_loader(NoisyData(64), 8), CRITERION, evaluate_too_much, quiet(), tmp_path)
+
+
+def test_the_innermost_explanation_stays() -> None:
+    outer, inner = explain_memory("the whole", lambda: "Lower that."), explain_memory("a part", lambda: "Lower it.")
+    with pytest.raises(TrainingError, match=r"^memory ran out in a part: .* Lower it\."), outer, inner:
+        torch.empty(2**55)
 
 
 @pytest.mark.parametrize(

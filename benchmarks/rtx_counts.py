@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any
 
 from qat.tensorrt import Inspection, Layer, OnnxGraph
@@ -27,7 +27,7 @@ def count(graph: OnnxGraph, inspection: Inspection) -> dict[str, Any]:
     - kernels: all of them, less those that only synchronize.
     - traffic_mib: what the kernels read and write in activations.
     """
-    carrying = {node_name(node) for node in graph.weighted_nodes if graph.carries_qdq(node)}
+    carrying = graph.quantized_nodes
     quantized = [op for op in inspection.operations if op.node in carrying]
     lost = [op for op in quantized if op.precision != "int8"]
     adds = residual_adds(graph)
@@ -56,37 +56,23 @@ def residual_adds(graph: OnnxGraph) -> dict[str, set[str]]:
 
     Not named are those at an operand that a weighted layer reads as well: its input has to be quantized anyway.
     """
-    readers: dict[str, list[Any]] = defaultdict(list)
-    for node in graph.nodes:
-        for tensor in node.input:
-            readers[tensor].append(node)
     found = {}
     for node in graph.nodes:
         if node.op_type == "Add" and not any(graph.is_constant(tensor) for tensor in node.input):
-            before = {name for tensor in node.input for name in _quantizers_before(graph, tensor, readers)}
-            found[node_name(node)] = before | _quantizers_after(node, readers)
+            before = {name for tensor in node.input for name in _quantizers_before(graph, tensor)}
+            found[node_name(node)] = before | graph.quantizers(node.output[0], ACTIVATIONS)
     return found
 
 
-def _quantizers_before(graph: OnnxGraph, tensor: str, readers: dict[str, list[Any]]) -> list[str]:
+def _quantizers_before(graph: OnnxGraph, tensor: str) -> list[str]:
     names: list[str] = []
     node = graph.producer(tensor)
     while node is not None and node.op_type in ("Cast", "DequantizeLinear", "QuantizeLinear"):
-        if any(reader.op_type in WEIGHTED_OPS for reader in readers[node.output[0]]):
+        if any(reader.op_type in WEIGHTED_OPS for reader in graph.readers(node.output[0])):
             return []
         if node.op_type != "Cast":
             names.append(node_name(node))
         node = graph.producer(node.input[0])
-    return names
-
-
-def _quantizers_after(node: Any, readers: dict[str, list[Any]]) -> set[str]:
-    names: set[str] = set()
-    for reader in (reader for tensor in node.output for reader in readers[tensor]):
-        if reader.op_type == "QuantizeLinear":
-            names.add(node_name(reader))
-        elif reader.op_type in ACTIVATIONS:
-            names |= _quantizers_after(reader, readers)
     return names
 
 

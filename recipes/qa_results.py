@@ -12,7 +12,6 @@ from qat.runtime import OnnxRuntimeRunner
 from qat.runtime.latency import measure_runner
 from qat.runtime.runner import Arrays
 from qat.tensorrt import Layer, OnnxGraph, Profile, ShapeRange
-from qat.tensorrt.onnx_graph import node_name
 from recipes.engines import build_for_run, built_entry
 from recipes.qa_config import QaConfig
 from recipes.question_answering import DISTILLED, PLAIN, QuestionAnswering
@@ -69,7 +68,7 @@ def engine_entry(run: QuestionAnswering, path: Path) -> dict[str, Any]:
     inspection = built[0].inspection
     kept = {key: value for key, value in built_entry(run.config, *built).items() if key != "not_int8"}
     graph = OnnxGraph.load(built[1])
-    quantized = {node_name(node) for node in graph.weighted_nodes if graph.carries_qdq(node)}
+    quantized = graph.quantized_nodes
     float_operations = [op.node for op in inspection.float_operations]
     return {
         **kept,

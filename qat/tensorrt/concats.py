@@ -54,29 +54,14 @@ def concatenations(layers: Sequence[Layer], graph: OnnxGraph) -> tuple[Concatena
         layers: of the engine.
         graph: of the file that it was built from.
     """
-    readers: dict[str, list[Any]] = defaultdict(list)
-    for node in graph.nodes:
-        for tensor in node.input:
-            readers[tensor].append(node)
     found = []
     for node in (node for node in graph.nodes if node.op_type == "Concat"):
-        own = _quantizers(node.output[0], readers)
+        own = graph.quantizers(node.output[0], _PASSES)
         if own:
-            shared = sum(bool(_quantizers(_start(graph, tensor), readers) - own) for tensor in node.input)
+            shared = sum(bool(graph.quantizers(_start(graph, tensor), _PASSES) - own) for tensor in node.input)
             names = own | {node_name(node)}
             found.append(Concatenation(node_name(node), len(node.input), shared, _rounds(layers, names)))
     return tuple(found)
-
-
-def _quantizers(tensor: str, readers: dict[str, list[Any]]) -> set[str]:
-    """Names of the QuantizeLinear nodes that read a tensor."""
-    names: set[str] = set()
-    for reader in readers[tensor]:
-        if reader.op_type == "QuantizeLinear":
-            names.add(node_name(reader))
-        elif reader.op_type in _PASSES:
-            names |= _quantizers(reader.output[0], readers)
-    return names
 
 
 def _start(graph: OnnxGraph, tensor: str) -> str:

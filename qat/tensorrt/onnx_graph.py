@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,10 @@ class OnnxGraph:
         self.nodes = list(graph.node)
         self.by_name = {node_name(node): node for node in self.nodes}
         self.inputs = [value.name for value in graph.input]
+        self._readers: dict[str, list[Any]] = defaultdict(list)
+        for node in self.nodes:
+            for tensor in node.input:
+                self._readers[tensor].append(node)
         self._producer = {output: node for node in self.nodes for output in node.output if output}
         self._shapes = {item.name: tuple(item.dims) for item in graph.initializer}
         self._constants = set(self._shapes)
@@ -53,6 +59,25 @@ class OnnxGraph:
     def weighted_nodes(self) -> list[Any]:
         """Nodes whose work INT8 speeds up, in the file's order."""
         return [node for node in self.nodes if node.op_type in WEIGHTED_OPS]
+
+    @property
+    def quantized_nodes(self) -> set[str]:
+        """Names of the weighted nodes that carry Q/DQ."""
+        return {node_name(node) for node in self.weighted_nodes if self.carries_qdq(node)}
+
+    def readers(self, tensor: str) -> list[Any]:
+        """The nodes that read a tensor, in the file's order; one that reads it twice is there twice."""
+        return self._readers.get(tensor, [])
+
+    def quantizers(self, tensor: str, passes: Collection[str]) -> set[str]:
+        """Names of the QuantizeLinear nodes that read a tensor, also behind operators of the types `passes`."""
+        names: set[str] = set()
+        for reader in self.readers(tensor):
+            if reader.op_type == "QuantizeLinear":
+                names.add(node_name(reader))
+            elif reader.op_type in passes:
+                names |= self.quantizers(reader.output[0], passes)
+        return names
 
     def producer(self, tensor: str) -> Any | None:
         """The node that computes a tensor; None for inputs and initializers."""

@@ -68,13 +68,8 @@ if sys.platform == "win32":
     import msvcrt
 
     def _acquire(handle: IO[bytes]) -> None:
-        while True:
-            try:
-                handle.seek(0)
-                msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)
-                return
-            except OSError:
-                time.sleep(0.1)
+        while not _claim(handle):
+            time.sleep(0.1)
 
     def _release(handle: IO[bytes]) -> None:
         handle.seek(0)

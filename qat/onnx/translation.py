@@ -51,7 +51,7 @@ def _translate(x: Any, amax: Any, axis: int | None = None, min_bound: int = -128
     return _standin()(x, amax, min_bound=min_bound, max_bound=max_bound, **optional)
 
 
-def _average_bins(size: int, bins: int) -> Any:
+def _average_bins(size: int, bins: int) -> torch.Tensor:
     """Matrix (bins, size) that averages adaptive pooling's bins: from floor(i*size/bins) to ceil((i+1)*size/bins)."""
     matrix = torch.zeros(bins, size)
     for i in range(bins):

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from fitting import fit
 from torch import Tensor, nn
 
 SCORE = "top-1, %"
@@ -82,17 +83,11 @@ def make_batch(size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train(model: nn.Module, steps: int = 200, lr: float = 4e-3) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps)
-    model.train()
-    for step in range(steps):
-        waveform, labels = make_batch(64, seed=1000 + step)
-        loss = F.cross_entropy(model(waveform), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    model.eval()
+    def loss_of(seed: int) -> Tensor:
+        waveform, labels = make_batch(64, seed)
+        return F.cross_entropy(model(waveform), labels)
+
+    fit(model, torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-3), loss_of, steps)
 
 
 @torch.no_grad()

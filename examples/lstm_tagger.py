@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from fitting import fit
 from torch import Tensor, nn
 
 SCORE = "tags right, %"
@@ -47,17 +48,11 @@ def make_batch(size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train(model: nn.Module, steps: int = 300, lr: float = 1e-2) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps)
-    model.train()
-    for step in range(steps):
-        words, tags = make_batch(64, seed=1000 + step)
-        loss = F.cross_entropy(model(words).flatten(0, 1), tags.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    model.eval()
+    def loss_of(seed: int) -> Tensor:
+        words, tags = make_batch(64, seed)
+        return F.cross_entropy(model(words).flatten(0, 1), tags.flatten())
+
+    fit(model, torch.optim.Adam(model.parameters(), lr), loss_of, steps)
 
 
 @torch.no_grad()

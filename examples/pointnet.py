@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from fitting import fit
 from torch import Tensor, nn
 
 SCORE = "top-1, %"
@@ -98,17 +99,11 @@ def loss_fn(output: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
 
 
 def train(model: nn.Module, steps: int = 150, lr: float = 3e-3) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps)
-    model.train()
-    for step in range(steps):
-        points, labels = make_batch(32, seed=1000 + step)
-        loss = loss_fn(model(points), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    model.eval()
+    def loss_of(seed: int) -> Tensor:
+        points, labels = make_batch(32, seed)
+        return loss_fn(model(points), labels)
+
+    fit(model, torch.optim.Adam(model.parameters(), lr), loss_of, steps)
 
 
 @torch.no_grad()

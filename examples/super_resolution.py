@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from fitting import fit
 from torch import Tensor, nn
 
 SCORE = "PSNR, dB"
@@ -69,17 +70,11 @@ def make_batch(size: int, seed: int, pixels: int = 32) -> tuple[Tensor, Tensor]:
 
 
 def train(model: nn.Module, steps: int = 300, lr: float = 4e-3) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps)
-    model.train()
-    for step in range(steps):
-        small, large = make_batch(16, seed=1000 + step, pixels=24)
-        loss = F.l1_loss(model(small), large)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    model.eval()
+    def loss_of(seed: int) -> Tensor:
+        small, large = make_batch(16, seed, pixels=24)
+        return F.l1_loss(model(small), large)
+
+    fit(model, torch.optim.Adam(model.parameters(), lr), loss_of, steps)
 
 
 @torch.no_grad()

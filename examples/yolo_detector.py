@@ -9,6 +9,7 @@ Trained on drawn shapes: `python yolo_detector.py`.
 from __future__ import annotations
 
 import torch
+from fitting import fit
 from torch import Tensor, nn
 from yolo_shapes import ANCHORS, CLASSES, SCORE, STRIDES, detection_loss, make_batch, recall
 
@@ -124,17 +125,11 @@ class Network(nn.Module):
 
 
 def train(model: nn.Module, steps: int = 350, lr: float = 3e-3) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps)
-    model.train()
-    for step in range(steps):
-        images, boxes, classes = make_batch(16, seed=1000 + step)
-        loss = detection_loss(model(images), boxes, classes)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    model.eval()
+    def loss_of(seed: int) -> Tensor:
+        images, boxes, classes = make_batch(16, seed)
+        return detection_loss(model(images), boxes, classes)
+
+    fit(model, torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-4), loss_of, steps)
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ def test_from_float_to_a_clean_file_and_an_int8_engine(name: str, examples: Any)
 
 
 def test_a_stranger_does_not_know_qat(examples: Any) -> None:
-    for name in (*examples.NETWORKS, "yolo_shapes"):
+    for name in (*examples.NETWORKS, "yolo_shapes", "fitting"):
         text = (EXAMPLES / f"{name}.py").read_text()
         assert not re.search(r"\bqat\b|quanti[sz]", text, re.IGNORECASE)
         assert len(text.splitlines()) <= 150

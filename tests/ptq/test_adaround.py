@@ -49,7 +49,8 @@ def test_digits_in_two_bits(per_channel: bool) -> None:
         codes, before_codes = codes_of(layer), codes_of(originals.get_submodule(name))
         assert torch.equal(codes, codes.round())
         assert torch.equal(layer._weight_quantizer(layer.weight), layer.weight)
-        assert bool((codes - before_codes).abs().max() < 1), "each weight goes to one of its two neighbours"
+        # A weight that was a whole code before may go up by a whole one.
+        assert bool((codes - before_codes).abs().max() <= 1), "each weight goes down to a code or up to the next one"
         row = report.rounded[name]
         assert row.error_learned < row.error_nearest
         assert 0 < row.changed < 0.5

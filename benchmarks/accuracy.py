@@ -1,0 +1,143 @@
+"""What each way to INT8 keeps of one float model's accuracy: PTQ, PTQ with each improvement, and every kind of QAT.
+
+    python benchmarks/accuracy.py --config configs/cifar10_mobilenet_v2.yaml --data-dir /data/cifar10
+    python benchmarks/accuracy.py --config configs/digits.yaml --qat.epochs 1
+
+All rows start from the float model that the run trains first. "hard" rows have one scale for a whole weight and the
+maximum as amax, with which PTQ loses more. QAT is done with every seed of `qat.seeds`; its metrics are those of the
+last epoch, so that nothing is chosen by them, in the precision it was trained in. Distillation has `qat.distill`, or
+weight 1 and temperature 2 without one. Each row is kept as it is made, and a run started again goes on. Writes
+results/accuracy_<data>_<network>.json and prints a table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+from _common import run_main
+from qat.files import write_json
+from qat.report import environment, format_table
+from qat.training import DistillConfig
+from recipes.classification import Classification
+from recipes.config import QatConfig, QuantConfig, RunConfig, build_parser, parse, to_plain
+from recipes.data import ImageData
+from recipes.results import label, spread
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+IMPROVEMENTS = ("equalize", "correct_bias", "adaround", "reestimate_bn")
+HARD = {"per_channel": False, "calibrator": "max"}
+Row = dict[str, Any]
+
+
+class SameData(Classification):
+    """A run on data that another one has loaded."""
+
+    def __init__(self, config: RunConfig, data: ImageData) -> None:
+        self._loaded = data
+        super().__init__(config)
+
+    def load_data(self) -> ImageData:
+        """The other run's."""
+        return self._loaded
+
+
+def main(args: list[str]) -> int:
+    """Make every row, write them, print the table."""
+    config, _ = parse(build_parser(__doc__ or ""), args)
+    base = Classification(config)
+    float_model = base.float_model()
+    found = {"config": to_plain(config), "environment": environment(), "device": str(base.device)}
+    found |= {"float": base.evaluate(float_model), "rows": []}
+    path = RESULTS / f"accuracy_{config.data.name}_{config.model.name}.json"
+    for row in every_row(base):
+        found["rows"].append(row)
+        write_json(path, found)
+        print(f"{row['name']}: {spread([run['top1'] for run in row['metrics']])}", flush=True)
+    print(table(found))
+    print(f"results: {path}")
+    return 0
+
+
+def every_row(base: Classification) -> Iterator[Row]:
+    """Rows in the order of the table; the float model is there."""
+    plain, quant = base.config, base.config.quant
+    run = variant(base, "plain", quant)
+    yield from ptq_and_qat(run, "", kinds_of_qat(plain.qat))
+    for step in IMPROVEMENTS:
+        run = variant(base, step, replace(quant, improve=(step,), replace_relu6=True))
+        model = run.float_model()
+        run.quantize(model)
+        results = run.calibrate(model)
+        best = max(results, key=lambda result: result.metrics[run.metric]) if step == "equalize" else results[-1]
+        yield {"name": f"PTQ + {step} ({best.method})", "metrics": [best.metrics]}
+    kinds = {name: kind for name, kind in kinds_of_qat(plain.qat).items() if name in ("QAT", "QAT, learned")}
+    yield from ptq_and_qat(variant(base, "hard", replace(quant, **HARD)), "hard: ", kinds)
+
+
+def variant(base: Classification, name: str, quant: QuantConfig) -> Classification:
+    """A run in a folder of its own, from the float model of `base`."""
+    folder = base.config.folder
+    weights = base.config.model
+    if not weights.is_trained:
+        weights = replace(weights, checkpoint=str(folder / "float" / "best.pt"))
+    return SameData(replace(base.config, model=weights, quant=quant, output_dir=folder / name), base.data)
+
+
+def kinds_of_qat(plain: QatConfig) -> dict[str, QatConfig]:
+    """The kinds of fine-tuning by name."""
+    alone = replace(plain, distill=DistillConfig())
+    teacher = plain.distill if plain.distill.active else DistillConfig(weight=1.0, temperature=2.0)
+
+    def with_mode(mode: str) -> QatConfig:
+        return replace(alone, train=replace(alone.train, amax_mode=mode))
+
+    return {
+        "QAT": with_mode("frozen"),
+        "QAT, re-estimated": with_mode("reestimated"),
+        "QAT, learned": with_mode("learned"),
+        "QAT + distillation": replace(plain, distill=teacher),
+    }
+
+
+def ptq_and_qat(run: Classification, prefix: str, kinds: dict[str, QatConfig]) -> Iterator[Row]:
+    """Every method of calibration, then every kind of QAT from the best."""
+    model = run.float_model()
+    run.quantize(model)
+    for result in run.calibrate(model):
+        yield {"name": f"{prefix}PTQ {result.method}", "metrics": [result.metrics]}
+    for name, kind in kinds.items():
+        yield {"name": f"{prefix}{name}", "epochs": kind.epochs, "metrics": fine_tuned(run, model, name, kind)}
+
+
+def fine_tuned(run: Classification, model: nn.Module, name: str, kind: QatConfig) -> list[dict[str, float]]:
+    """Metrics of the last epoch with every seed."""
+    run.config = replace(run.config, qat=kind)
+    folder = run.config.folder / name.replace(" ", "_").replace(",", "")
+    tuned = [run.tune(model, seed, kind.distill, folder / f"seed{seed}")[1] for seed in kind.seeds]
+    return [result.history[-1]["metrics"] for result in tuned]
+
+
+def table(found: Row) -> str:
+    """Top-1 of every row and its distance to float; several seeds as mean and standard deviation."""
+    base = found["float"]["top1"]
+    lines = [["float", f"{base:.2f}", ""]]
+    for row in found["rows"]:
+        top1 = [run["top1"] for run in row["metrics"]]
+        lines.append([label(row["name"], top1), spread(top1), f"{mean(top1) - base:+.2f}"])
+    config = found["config"]
+    title = f"{config['model']['name']} on {config['data']['name']}, {found['device']}"
+    return format_table(title, ["model", "top-1 %", "vs float"], lines)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,8 @@ class _SoftWeight:
         self.floor = ratio.floor()
         self.nearest = ratio.round().clamp(*self.bounds)
         part = (ratio - self.floor - STRETCH[0]) / (STRETCH[1] - STRETCH[0])
-        self.logits = part.logit().requires_grad_()
+        # What is a whole code, such as a pruned weight's zero, is its own neighbour: it has no gradient and stays.
+        self.logits = part.logit().masked_fill(ratio == self.floor, -math.inf).requires_grad_()
 
     def up(self) -> Tensor:
         """Between 0 (down) and 1 (up)."""

@@ -13,7 +13,7 @@ results/accuracy_<data>_<network>.json and prints a table.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -25,16 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from _common import run_main
+from qat.calibration import MethodResult
 from qat.files import write_json
-from qat.report import environment, format_table
+from qat.ptq import STEPS
+from qat.report import format_table
 from qat.training import DistillConfig
 from recipes.classification import Classification
-from recipes.config import QatConfig, QuantConfig, RunConfig, build_parser, parse, to_plain
+from recipes.config import QatConfig, QuantConfig, RunConfig, build_parser, parse
 from recipes.data import ImageData
-from recipes.results import label, spread
+from recipes.results import label, spread, start, title
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-IMPROVEMENTS = ("equalize", "correct_bias", "adaround", "reestimate_bn")
 HARD = {"per_channel": False, "calibrator": "max"}
 Row = dict[str, Any]
 
@@ -56,8 +57,7 @@ def main(args: list[str]) -> int:
     config, _ = parse(build_parser(__doc__ or ""), args)
     base = Classification(config)
     float_model = base.float_model()
-    found = {"config": to_plain(config), "environment": environment(), "device": str(base.device)}
-    found |= {"float": base.evaluate(float_model), "rows": []}
+    found = {**start(config, str(base.device)), "float": base.evaluate(float_model), "rows": []}
     path = RESULTS / f"accuracy_{config.data.name}_{config.model.name}.json"
     for row in every_row(base):
         found["rows"].append(row)
@@ -70,18 +70,14 @@ def main(args: list[str]) -> int:
 
 def every_row(base: Classification) -> Iterator[Row]:
     """Rows in the order of the table; the float model is there."""
-    plain, quant = base.config, base.config.quant
-    run = variant(base, "plain", quant)
-    yield from ptq_and_qat(run, "", kinds_of_qat(plain.qat))
-    for step in IMPROVEMENTS:
+    quant = base.config.quant
+    yield from ptq_and_qat(base, "", tuple(kinds_of_qat(base.config.qat)))
+    for step in STEPS:
         run = variant(base, step, replace(quant, improve=(step,), replace_relu6=True))
-        model = run.float_model()
-        run.quantize(model)
-        results = run.calibrate(model)
+        _, results = calibrated(run)
         best = max(results, key=lambda result: result.metrics[run.metric]) if step == "equalize" else results[-1]
         yield {"name": f"PTQ + {step} ({best.method})", "metrics": [best.metrics]}
-    kinds = {name: kind for name, kind in kinds_of_qat(plain.qat).items() if name in ("QAT", "QAT, learned")}
-    yield from ptq_and_qat(variant(base, "hard", replace(quant, **HARD)), "hard: ", kinds)
+    yield from ptq_and_qat(variant(base, "hard", replace(quant, **HARD)), "hard: ", ("QAT", "QAT, learned"))
 
 
 def variant(base: Classification, name: str, quant: QuantConfig) -> Classification:
@@ -109,22 +105,24 @@ def kinds_of_qat(plain: QatConfig) -> dict[str, QatConfig]:
     }
 
 
-def ptq_and_qat(run: Classification, prefix: str, kinds: dict[str, QatConfig]) -> Iterator[Row]:
-    """Every method of calibration, then every kind of QAT from the best."""
+def calibrated(run: Classification) -> tuple[nn.Module, list[MethodResult]]:
+    """The PTQ model, and what each step on the way to it gave."""
     model = run.float_model()
     run.quantize(model)
-    for result in run.calibrate(model):
+    return model, run.calibrate(model)
+
+
+def ptq_and_qat(run: Classification, prefix: str, names: Collection[str]) -> Iterator[Row]:
+    """Every method of calibration, then these kinds of QAT from the best; their metrics are the last epoch's."""
+    model, results = calibrated(run)
+    for result in results:
         yield {"name": f"{prefix}PTQ {result.method}", "metrics": [result.metrics]}
-    for name, kind in kinds.items():
-        yield {"name": f"{prefix}{name}", "epochs": kind.epochs, "metrics": fine_tuned(run, model, name, kind)}
-
-
-def fine_tuned(run: Classification, model: nn.Module, name: str, kind: QatConfig) -> list[dict[str, float]]:
-    """Metrics of the last epoch with every seed."""
-    run.config = replace(run.config, qat=kind)
-    folder = run.config.folder / name.replace(" ", "_").replace(",", "")
-    tuned = [run.tune(model, seed, kind.distill, folder / f"seed{seed}")[1] for seed in kind.seeds]
-    return [result.history[-1]["metrics"] for result in tuned]
+    for name, how in kinds_of_qat(run.config.qat).items():
+        if name in names:
+            folder = run.config.folder / name.replace(" ", "_").replace(",", "")
+            tuned = [run.tune(model, seed, how, folder / f"seed{seed}")[1] for seed in how.seeds]
+            metrics = [result.history[-1]["metrics"] for result in tuned]
+            yield {"name": f"{prefix}{name}", "epochs": len(tuned[0].history), "metrics": metrics}
 
 
 def table(found: Row) -> str:
@@ -134,9 +132,7 @@ def table(found: Row) -> str:
     for row in found["rows"]:
         top1 = [run["top1"] for run in row["metrics"]]
         lines.append([label(row["name"], top1), spread(top1), f"{mean(top1) - base:+.2f}"])
-    config = found["config"]
-    title = f"{config['model']['name']} on {config['data']['name']}, {found['device']}"
-    return format_table(title, ["model", "top-1 %", "vs float"], lines)
+    return format_table(title(found), ["model", "top-1 %", "vs float"], lines)
 
 
 if __name__ == "__main__":

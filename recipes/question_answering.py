@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ class QuestionAnswering(Run):
 
     def fine_tune_variant(self, model: nn.Module, variant: str, seed: int) -> tuple[nn.Module, TrainResult, Metrics]:
         """A copy of the calibrated model, fine-tuned; with the metrics of its best epoch in float32."""
-        tuned, result = self.tune(model, seed, self.variants()[variant], self.tuned_folder(variant, seed))
+        how = replace(self.config.qat, distill=self.variants()[variant])
+        tuned, result = self.tune(model, seed, how, self.tuned_folder(variant, seed))
         return tuned, result, self.evaluate(tuned)
 
     def export(self, model: nn.Module, path: Path, precision: str = "fp32") -> dict[str, Any]:

@@ -22,12 +22,12 @@ from qat.locks import hold_folder
 from qat.ptq import equalize, improve
 from qat.runtime import OnnxRuntimeRunner
 from qat.runtime.runner import Runner
-from qat.training import DistillConfig, TrainConfig, TrainResult, distilled_loss, fine_tune, qat_epochs
+from qat.training import TrainConfig, TrainResult, distilled_loss, fine_tune, qat_epochs
 from qat.training.accelerated import make_accelerator
 from qat.training.distillation import first_logits
 from qat.training.faults import explain_loading, explain_memory
 from qat.training.trainer import LossFn
-from recipes.config import RunConfig, to_plain
+from recipes.config import QatConfig, RunConfig, to_plain
 from recipes.models import load_weights, read_checkpoint
 from recipes.stages import claim
 
@@ -226,21 +226,19 @@ class Run:
 
     def fine_tune(self, model: nn.Module, seed: int) -> tuple[nn.Module, TrainResult]:
         """A copy of the calibrated model, fine-tuned; checkpoints in qat/seed<N>."""
-        return self.tune(model, seed, self.config.qat.distill, self.config.folder / "qat" / f"seed{seed}")
+        return self.tune(model, seed, self.config.qat, self.config.folder / "qat" / f"seed{seed}")
 
-    def tune(self, model: nn.Module, seed: int, distill: DistillConfig, folder: Path) -> tuple[nn.Module, TrainResult]:
-        """A copy of the calibrated model, fine-tuned with this distillation; checkpoints in `folder`."""
+    def tune(self, model: nn.Module, seed: int, how: QatConfig, folder: Path) -> tuple[nn.Module, TrainResult]:
+        """A copy of the calibrated model, fine-tuned as `how` says; checkpoints in `folder`."""
         self.hold()
-        config = self.config
-        settings = {key: value for key, value in to_plain(config.qat).items() if key != "seeds"}
-        claim(folder, {**self._quant_settings, "qat": {**settings, "distill": to_plain(distill)}}, self.main)
-        length = config.qat.float_epochs or config.float_train.epochs
-        epochs = config.qat.epochs or qat_epochs(length, config.qat.share)
+        settings = {key: value for key, value in to_plain(how).items() if key != "seeds"}
+        claim(folder, {**self._quant_settings, "qat": settings}, self.main)
+        epochs = how.epochs or qat_epochs(how.float_epochs or self.config.float_train.epochs, how.share)
         tuned = copy.deepcopy(model)
         loss = self.loss
-        if distill.active:
-            loss = distilled_loss(loss, self.load_float(), distill, self.compared_logits)
-        result = self._train(tuned, loss, replace(config.qat.train, epochs=epochs, seed=seed), folder)
+        if how.distill.active:
+            loss = distilled_loss(loss, self.load_float(), how.distill, self.compared_logits)
+        result = self._train(tuned, loss, replace(how.train, epochs=epochs, seed=seed), folder)
         self.save(tuned, folder / "model.pt")
         return tuned, result
 

@@ -62,7 +62,7 @@ def _fine_tune(run: QuestionAnswering, model: Any, found: results.Results) -> di
 
 def _export_and_evaluate(run: QuestionAnswering, tuned: dict[int, Any], found: results.Results) -> None:
     """One file a seed, qat.onnx for the first, evaluated in ONNX Runtime; the first file's answers are written."""
-    config, entries = run.config, []
+    config, variant, entries = run.config, list(run.variants())[-1], []
     run.tokenizer.save_pretrained(str(config.folder / "tokenizer"))
     for number, (seed, model) in enumerate(tuned.items()):
         path = config.folder / (f"qat_seed{seed}.onnx" if number else ONNX_NAME)
@@ -70,8 +70,8 @@ def _export_and_evaluate(run: QuestionAnswering, tuned: dict[int, Any], found: r
         answers = run.data.answers(OnnxRuntimeRunner(path), config.export.eval_images, progress=True)
         if not number:
             write_predictions(config.folder, answers)
-        entry = {"variant": list(run.variants())[-1], "seed": seed, "file": path.name, "export": exported}
-        entries.append({**entry, "metrics": run.data.metrics(answers)})
+        metrics = run.data.metrics(answers)
+        entries.append({"variant": variant, "seed": seed, "file": path.name, "metrics": metrics, "export": exported})
         keep(run, found, onnx=entries)
 
 

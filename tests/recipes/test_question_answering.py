@@ -1,6 +1,7 @@
 """The scripts, run as a user runs them, on a small BERT that learns made-up facts."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -188,6 +189,25 @@ def test_unanswerable_questions_are_scored_and_refused(tmp_path: Path) -> None:
     refused = Questions(QaConfig(data=never), tokenizer, names, torch.device("cpu")).evaluate(model)
     assert refused["NoAns_f1"] == 100.0 and refused["HasAns_f1"] == 0.0
     assert refused["f1"] == pytest.approx(100 / 3)
+
+
+def test_every_seed_has_its_file_and_the_threshold_is_on_their_mean(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from recipes.qa_results import exported_f1
+
+    shutil.copytree(finished, tmp_path / "two")
+    arguments = [f"--model.name={finished / 'model'}", "--qat.seeds=[0,1]", f"--data-dir={finished / 'data'}"]
+    assert finetune(tmp_path / "two", *arguments) == 0
+    results = json.loads((tmp_path / "two" / "run" / "results.json").read_text())
+    assert [entry["file"] for entry in results["onnx"]] == ["qat.onnx", "qat_seed1.onnx"]
+    assert all((tmp_path / "two" / "run" / entry["file"]).exists() for entry in results["onnx"])
+    assert "ONNX Runtime (QAT + distillation) (2 seeds)" in capsys.readouterr().out
+    for entry, f1 in zip(results["qat"], (10.0, 20.0, 50.0, 60.0), strict=True):
+        entry["metrics"]["f1"] = f1
+    for entry, f1 in zip(results["onnx"], (54.0, 57.0), strict=True):
+        entry["metrics"]["f1"] = f1
+    assert exported_f1(results) == (55.0, 55.5)
 
 
 def test_configs_are_read() -> None:

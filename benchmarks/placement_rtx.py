@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What TensorRT for RTX makes of three placements of quantizers, read from its build log; no GPU is needed.
 
-    python benchmarks/placement_rtx.py --modelopt-python /tmp/modelopt/bin/python    # all, or what is missing
+    python benchmarks/placement_rtx.py --modelopt-python modelopt-env/bin/python    # all, or what is missing
     python benchmarks/placement_rtx.py --only 'resnet50/*' --restart
 
 ResNet-50, EfficientNet-B0, MobileNetV2, DenseNet-121, a U-Net (segmentation-models-pytorch, ResNet-34 encoder) and
@@ -13,8 +13,8 @@ and with a float32 remainder. Each row is exported in a process of its own, buil
 Needs `pip install -e '.[tensorrt-rtx,benchmarks]'`. Model Optimizer pins other versions of onnx than we use, so it has
 an environment of its own, and its rows are skipped without --modelopt-python:
 
-    python -m venv /tmp/modelopt
-    /tmp/modelopt/bin/pip install torch torchvision 'nvidia-modelopt[onnx]' segmentation-models-pytorch requests
+    python -m venv modelopt-env
+    modelopt-env/bin/pip install torch torchvision 'nvidia-modelopt[onnx]' segmentation-models-pytorch requests
 """
 
 from __future__ import annotations

@@ -74,9 +74,10 @@ def every_row(base: Classification) -> Iterator[Row]:
     yield from ptq_and_qat(base, "", tuple(kinds_of_qat(base.config.qat)))
     for step in STEPS:
         run = variant(base, step, replace(quant, improve=(step,), replace_relu6=True))
-        _, results = calibrated(run)
-        best = max(results, key=lambda result: result.metrics[run.metric]) if step == "equalize" else results[-1]
-        yield {"name": f"PTQ + {step} ({best.method})", "metrics": [best.metrics]}
+        improved = [result for result in calibrated(run)[1] if step == "equalize" or result.method.endswith(step)]
+        if improved:  # a network without BatchNorm has none to re-estimate
+            best = max(improved, key=lambda result: result.metrics[run.metric])
+            yield {"name": f"PTQ + {step} ({best.method})", "metrics": [best.metrics]}
     yield from ptq_and_qat(variant(base, "hard", replace(quant, **HARD)), "hard: ", ("QAT", "QAT, learned"))
 
 

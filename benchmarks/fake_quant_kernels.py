@@ -73,12 +73,16 @@ def kernels(x: Tensor) -> Iterator[tuple[str, float, Call]]:
         return
     from qat import fake_quant_triton as triton_kernels
 
-    bits = triton_kernels.forward(x, amax, None, -128, 127, True)[1]
+    bits = triton_kernels.forward(x, amax, None, -128, 127, triton_kernels.WITHIN)[1]
     assert bits is not None
     rest = (amax, None, -128, 127)
-    yield "forward", 2 * width + 1 / 8, lambda t: triton_kernels.forward(t, *rest, True)
+    yield "forward", 2 * width + 1 / 8, lambda t: triton_kernels.forward(t, *rest, triton_kernels.WITHIN)
     yield "forward, no gradient", 2 * width, lambda t: triton_kernels.forward(t, *rest)
-    yield "forward, ReLU packed", 2 * width + 2 / 8, lambda t: triton_kernels.forward(t, *rest, True, True)
+    yield (
+        "forward, ReLU packed",
+        2 * width + 2 / 8,
+        lambda t: triton_kernels.forward(t, *rest, triton_kernels.AND_POSITIVE),
+    )
     yield "forward, per channel", 2 * width, lambda t: triton_kernels.forward(t, channels, 1, -127, 127)
     yield "backward", 2 * width + 1 / 8, lambda t: triton_kernels.select(t, bits, x.stride())
     yield "backward, from x", 3 * width, lambda t: triton_kernels.backward(grad, t, *rest)

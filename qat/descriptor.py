@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -91,12 +92,12 @@ class QuantDescriptor:
         if isinstance(self.amax, tuple) and self.axis is None:
             raise DescriptorError(f"amax has {len(values)} values but axis is None. Give one number, or set the axis.")
 
-    @property
+    @cached_property
     def max_bound(self) -> int:
         """Largest integer code, 127 for 8 bits."""
         return int(2 ** (self.num_bits - 1) - 1)
 
-    @property
+    @cached_property
     def min_bound(self) -> int:
         """Smallest integer code: -127 with narrow_range, else -128, for 8 bits."""
         return -self.max_bound if self.narrow_range else -self.max_bound - 1

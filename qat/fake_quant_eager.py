@@ -47,17 +47,18 @@ class _KeepingBits(torch.autograd.Function):
         ctx: Any, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int, kernels: Any, relu: Any
     ) -> Tensor:
         y: Tensor
-        y, inside, positive = kernels.forward(x, amax, axis, min_bound, max_bound, True, relu is not None)
-        ctx.save_for_backward(inside)
+        keep = kernels.WITHIN if relu is None else kernels.AND_POSITIVE
+        y, bits = kernels.forward(x, amax, axis, min_bound, max_bound, keep)
+        ctx.save_for_backward(bits)
         ctx.kernels, ctx.strides = kernels, x.stride()
         if relu is not None:
-            _pack(relu, positive, (x.shape, x.stride(), x.dtype), kernels)
+            _pack(relu, bits, (x.shape, ctx.strides, x.dtype), kernels)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (inside,) = ctx.saved_tensors
-        return ctx.kernels.select(grad, inside, ctx.strides), None, None, None, None, None, None
+        (bits,) = ctx.saved_tensors
+        return ctx.kernels.select(grad, bits, ctx.strides), None, None, None, None, None, None
 
 
 def _unpacked_relu(x: Tensor) -> Any:
@@ -68,11 +69,11 @@ def _unpacked_relu(x: Tensor) -> Any:
     return node
 
 
-def _pack(relu: Any, positive: Tensor, like: tuple[Any, ...], kernels: Any) -> None:
+def _pack(relu: Any, bits: Tensor, like: tuple[Any, ...], kernels: Any) -> None:
     """Let a ReLU keep bits instead of its result; its backward is given ones and zeros in place of the values."""
     relu.metadata["qat_packed"] = True
     try:
-        relu._raw_saved_result.register_hooks(lambda _: positive, lambda bits: kernels.unpack(bits, like))
+        relu._raw_saved_result.register_hooks(lambda _: bits, lambda kept: kernels.unpack(kept, like))
     except RuntimeError:
         return  # it has hooks already: the user checkpoints or offloads activations
 

@@ -6,6 +6,7 @@ compute the same bits.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,11 +34,17 @@ def gpu_kernels(x: Tensor, amax: Tensor) -> Any:
     """The Triton kernels where they can take x: on a GPU, dense memory, float32 amax, Triton installed; else None."""
     if not x.is_cuda or x.dtype == torch.float64 or amax.dtype != torch.float32 or not amax.is_contiguous():
         return None
+    kernels = _triton_kernels()
+    return kernels if kernels is not None and kernels.is_dense(x) else None
+
+
+@cache
+def _triton_kernels() -> Any:
     try:
         from qat import fake_quant_triton
     except ImportError:
         return None
-    return fake_quant_triton if fake_quant_triton.is_dense(x) else None
+    return fake_quant_triton
 
 
 def forward(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:

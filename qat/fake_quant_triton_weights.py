@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qat.fake_quant_triton import code_of, divide, on_device_of, scale_of, value_of
+from qat.fake_quant_triton_kernels import clamp, code_of, divide, scale_of
+from qat.triton_launch import on_device_of
 
 COLUMNS = 1024
 
@@ -38,8 +39,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         offsets = start + tl.arange(0, columns)
         mask = offsets < length
         x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        code = code_of(divide(x, scale, inverse, min_bound, max_bound), min_bound, max_bound)
-        y = value_of(code, scale, min_bound, max_bound)
+        y = clamp(code_of(divide(x, scale, inverse, min_bound, max_bound)), min_bound, max_bound) * scale
         # A half-precision weight is rounded to its own type before it is cast to autocast's.
         y = y.to(type_ptr.dtype.element_ty).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + place + offsets, y, mask=mask)
@@ -58,11 +58,12 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         mask = offsets < length
         x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         ratio = divide(x, scale, inverse, min_bound, max_bound)
-        code = code_of(ratio, min_bound, max_bound)
-        inside = (code >= min_bound) & (code <= max_bound)
+        code = code_of(ratio)
+        clamped = clamp(code, min_bound, max_bound)
+        inside = clamped == code
         if learned:
             grad = tl.load(grad_ptr + place + offsets, mask=mask, other=0.0).to(tl.float32)
-            total += grad * tl.where(inside, code - ratio, value_of(code, 1.0, min_bound, max_bound))
+            total += grad * tl.where(inside, code - ratio, clamped)
         tl.store(grad_ptr + place + offsets, tl.zeros_like(x).to(grad_ptr.dtype.element_ty), mask=mask & (inside == 0))
     if learned:
         tl.store(sums_ptr + tl.program_id(0), tl.sum(total, 0))

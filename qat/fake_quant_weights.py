@@ -54,19 +54,28 @@ class WeightCache:
     def __reduce__(self) -> tuple[Any, ...]:
         return WeightCache, ()
 
-    def get(self, quantizer: nn.Module, weight: Tensor, amax: Tensor, bounds: tuple[int, int]) -> Tensor:
+    def get(
+        self, quantizer: nn.Module, weight: Tensor, amax: Tensor, axis: int | None, bounds: tuple[int, int]
+    ) -> Tensor | None:
         """The fake-quantized weight; under autocast in autocast's type, to which its layer would cast it.
 
         Args:
             quantizer: whose weight it is.
-            weight: as `can_group` wants it.
+            weight: a parameter.
             amax: float32, one element, or one for each index of the weight's dimension 0; its magnitude counts.
+            axis: of the scales.
             bounds: smallest and largest code.
+
+        Returns:
+            The result, or None where `can_group` says no.
         """
         member = self._members.get(quantizer)
         if member is None or member.weight() is not weight or member.amax() is not amax or member.bounds != bounds:
-            member = self._join(quantizer, weight, amax, bounds)
-        if member.result is None or member.key != _key(weight, amax):
+            member = None
+        if member is None or member.result is None or member.key != _key(weight, amax):
+            if not can_group(weight, amax, axis):
+                return None
+            member = member or self._join(quantizer, weight, amax, bounds)
             self._compute(member.group)
         result, member.result = member.result, None
         assert result is not None

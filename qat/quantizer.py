@@ -14,7 +14,7 @@ from qat.descriptor import MIN_SCALE, QuantDescriptor
 from qat.errors import CalibrationError, NotCalibratedError
 from qat.fake_quant import compute_scale, fake_quantize
 from qat.fake_quant_reuse import LastResult
-from qat.fake_quant_weights import WeightCache, can_group
+from qat.fake_quant_weights import WeightCache
 from qat.states import AmaxMode, QuantizerState
 
 __all__ = [
@@ -173,16 +173,16 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
             if self.calibrator is not None:
                 self.calibrator.collect(x.detach())
             return x
-        if not self.calibrated:
+        if not self._amax.numel():
             raise NotCalibratedError(
                 f"quantizer '{self.name or 'without a name'}' is not calibrated. Run qat.calibrate(model, batches) or "
                 "load a calibrated checkpoint first, or leave the layer float."
             )
-        if self.amax_mode is AmaxMode.REESTIMATED and self.training and not self.fixed:
-            self._reestimate(x.detach(), self.descriptor.narrow_range or isinstance(x, nn.Parameter))
-        if torch.compiler.is_compiling() or (self.amax_mode is AmaxMode.REESTIMATED and self.training):
+        if self.amax_mode is AmaxMode.REESTIMATED and self.training:
+            if not self.fixed:
+                self._reestimate(x.detach(), self.descriptor.narrow_range or isinstance(x, nn.Parameter))
             return self._fake_quantize(x)
-        return self._reuse(x)
+        return self._fake_quantize(x) if torch.compiler.is_compiling() else self._reuse(x)
 
     def _fake_quantize(self, x: Tensor) -> Tensor:
         d = self.descriptor
@@ -190,9 +190,10 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
 
     def _reuse(self, x: Tensor) -> Tensor:
         """A weight together with the model's others, a tensor met a moment ago from memory."""
-        d, amax, cache, last = self.descriptor, self._amax, self.weight_cache, self.last_result
-        if cache is not None and can_group(x, amax, d.axis):
-            return cache.get(self, x, amax, (d.min_bound, d.max_bound))
+        d, amax, last = self.descriptor, self._amax, self.last_result
+        if self.weight_cache is not None and type(x) is nn.Parameter:
+            grouped = self.weight_cache.get(self, x, amax, d.axis, (d.min_bound, d.max_bound))
+            return self._fake_quantize(x) if grouped is None else grouped
         if last is None or type(x) is not Tensor or x.is_inference() or self.amax_mode is AmaxMode.LEARNED:
             return self._fake_quantize(x)
         y = last.get(x, amax, d)

@@ -18,11 +18,14 @@ from qat import fake_quant_triton as kernels
 from qat.fake_quant_reference import amax_gradient, lsq_gradient
 
 torch.manual_seed(0)
-shapes = [(5,), (1,), (4097,), (3, 70, 9), (2, 6, 5, 7), (2, 3, 4, 5, 6)]
+shapes = [(5,), (1,), (4097,), (3, 70, 9), (2, 6, 5, 7), (2, 6, 4, 8), (2, 3, 4, 5, 6)]
 count = 0
 bounds_ = [(-128, 127), (-127, 127), (-8, 7)]
 
-def unpacked(bits, x):
+def within(bits, x):
+    return kernels.select(torch.ones_like(x), bits, x.stride()).bool()
+
+def positive(bits, x):
     return kernels.unpack(bits, (x.shape, x.stride(), torch.float32)).bool()
 
 for dtype, shape, bounds in itertools.product([torch.float32, torch.float16], shapes, bounds_):
@@ -37,15 +40,15 @@ for dtype, shape, bounds in itertools.product([torch.float32, torch.float16], sh
         for view in (x, *([x.contiguous(memory_format=formats[x.dim()])] if x.dim() in formats else [])):
             what = (dtype, shape, axis, bounds)
             want = torch.ops.qat.fake_quantize.default(view, amax, axis, *bounds)
-            got, inside, positive = kernels.forward(view, amax, axis, *bounds, True, True)
+            got, bits = kernels.forward(view, amax, axis, *bounds, kernels.AND_POSITIVE)
             assert torch.equal(got.nan_to_num(9), want.nan_to_num(9)), what
             assert got.stride() == view.stride() and math.isnan(got.flatten()[0])
             passes = torch.ops.qat.fake_quantize_backward.default(torch.ones_like(view), view, amax, axis, *bounds)
-            assert torch.equal(unpacked(inside, view), passes.bool()), what
-            assert torch.equal(unpacked(positive, view), ~(view <= 0)), what
+            assert torch.equal(within(bits, view), passes.bool()), what
+            assert torch.equal(positive(bits, view), ~(view <= 0)), what
             want = torch.ops.qat.fake_quantize_backward.default(grad, view, amax, axis, *bounds)
             assert torch.equal(kernels.backward(grad, view, amax, axis, *bounds)[0], want), what
-            assert torch.equal(kernels.select(grad, inside, view.stride()), want), what
+            assert torch.equal(kernels.select(grad, bits, view.stride()), want), what
             if axis is None:
                 clean = view.nan_to_num(0)
                 _, total = kernels.backward(grad, clean, amax, axis, *bounds, learned=True)
@@ -74,7 +77,7 @@ for exponent in (-30, -24, -20, -3, 0, 5, 60, 120, 127):
         x = torch.cat([near, torch.randn(2000) * scale * 60, special])
         x = x if exponent < 127 else x[x.isfinite()]
         want = torch.ops.qat.fake_quantize.default(x, amax, None, -128, 127)
-        got, inside, _ = kernels.forward(x, amax, None, -128, 127, True)
+        got, inside = kernels.forward(x, amax, None, -128, 127, kernels.WITHIN)
         assert torch.equal(got, want), (exponent, amax)
         grads = torch.ops.qat.fake_quantize_backward.default(torch.ones_like(x), x, amax, None, -128, 127)
         assert torch.equal(kernels.select(torch.ones_like(x), inside, x.stride()), grads)
@@ -225,7 +228,7 @@ print("cache right")
 @pytest.mark.parametrize(
     ("code", "printed"),
     [
-        (KERNELS, "192 cases equal"),
+        (KERNELS, "252 cases equal"),
         (DIVISION, "204145 values equal"),
         (AUTOGRAD, "gradients equal"),
         (WEIGHTS, "weights equal"),

@@ -1,24 +1,24 @@
 """Collecting a histogram on a GPU in five launches, none of which the host waits for.
 
-The counts, maxima and batch numbers are those of `HistogramCalibrator`'s torch operations, bit for bit. Imported at the
-first use on a GPU; TRITON_INTERPRET=1 runs the kernels on a CPU.
+Zeros, half of what comes out of a ReLU, are not counted but what is left: thousands of atomic additions to one bin
+would wait for each other. The counts, maxima and batch numbers are those of `HistogramCalibrator`'s torch operations,
+bit for bit. Imported at the first use on a GPU; TRITON_INTERPRET=1 runs the kernels on a CPU.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from qat.fake_quant_triton import is_dense, on_device_of
+from qat.fake_quant_triton import is_dense
+from qat.triton_launch import launch
 
 BLOCK = 4096
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["batch"])  # type: ignore[untyped-decorator]
 def _advance_kernel(  # type: ignore[no-untyped-def]
     low_ptr, high_ptr, max_ptr, bad_ptr, counts_ptr, exponent_ptr, factor_ptr, batch,
     log_bins: tl.constexpr, bins: tl.constexpr,
@@ -45,8 +45,10 @@ def _advance_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _bins_kernel(x_ptr, factor_ptr, out_ptr, size, big: tl.constexpr, bins: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The bin of each |x|, int32; -1 for NaN and infinity."""
+def _bins_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, factor_ptr, out_ptr, counts_ptr, size, big: tl.constexpr, bins: tl.constexpr, block: tl.constexpr
+):
+    """The bin of each |x|, int32; -1 for zero, NaN and infinity, and the latter two are taken off bin 0."""
     start = tl.program_id(0)
     if big:
         start = start.to(tl.int64)
@@ -54,7 +56,20 @@ def _bins_kernel(x_ptr, factor_ptr, out_ptr, size, big: tl.constexpr, bins: tl.c
     mask = offsets < size
     place = tl.abs(tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)) * tl.load(factor_ptr)
     counted = place < bins
-    tl.store(out_ptr + offsets, tl.where(counted, tl.where(counted, place, 0.0).to(tl.int32), -1), mask=mask)
+    places = tl.where(counted & (place != 0.0), tl.where(counted, place, 0.0).to(tl.int32), -1)
+    tl.store(out_ptr + offsets, places, mask=mask)
+    bad = tl.sum((mask & (counted == 0)).to(tl.int32), 0)
+    if bad > 0:
+        tl.atomic_add(counts_ptr, -bad.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
+def _add_kernel(counts_ptr, found_ptr, size, bins: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add what was found among `size` values to the counts; the values not found go to bin 0."""
+    index = tl.arange(0, bins)
+    found = tl.load(found_ptr + index).to(tl.int64)
+    rest = tl.where(index == 0, size - tl.sum(found, 0), 0)
+    tl.store(counts_ptr + index, tl.load(counts_ptr + index) + found + rest)
 
 
 def collect(x: Tensor, maximum: Tensor, bad_batch: Tensor, batch: int, counts: Tensor, exponent: Tensor) -> None:
@@ -71,16 +86,16 @@ def collect(x: Tensor, maximum: Tensor, bad_batch: Tensor, batch: int, counts: T
     x = x if is_dense(x) else x.contiguous()
     low, high = x.aminmax()
     factor = torch.empty((), dtype=torch.float32, device=x.device)
-    with on_device_of(x):
-        constants = {"bins": counts.numel()}
-        arguments: tuple[Any, ...] = (low, high, maximum, bad_batch, counts, exponent, factor, batch)
-        _advance_kernel[(1,)](*arguments, log_bins=counts.numel().bit_length() - 1, **constants, num_warps=8)
-        places = torch.empty(x.numel(), dtype=torch.int32, device=x.device)
-        grid = (triton.cdiv(x.numel(), BLOCK),)
-        big = x.numel() >= 2**31 - BLOCK
-        _bins_kernel[grid](x, factor, places, x.numel(), big=big, **constants, block=BLOCK, num_warps=8)
+    bins = counts.numel()
+    statistics = (low, high, maximum, bad_batch, counts, exponent, factor)
+    launch(_advance_kernel, 1, statistics, (), (batch,), (bins.bit_length() - 1, bins), 8)
+    places = torch.empty(x.numel(), dtype=torch.int32, device=x.device)
+    big = x.numel() >= 2**31 - BLOCK
+    programs = triton.cdiv(x.numel(), BLOCK)
+    launch(_bins_kernel, programs, (x, factor, places, counts), (x.numel(),), (), (big, bins, BLOCK), 8)
     for piece in torch.split(places, 2**30):
-        counts += count_places(piece, counts.numel())
+        found = count_places(piece, bins)
+        launch(_add_kernel, 1, (counts, found), (), (piece.numel(),), (bins,), 8)
 
 
 def count_places(places: Tensor, bins: int) -> Tensor:

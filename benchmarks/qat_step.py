@@ -123,7 +123,8 @@ def training_step(
     def step() -> Tensor:
         with autocast(device):
             loss = network.loss(run(x), target)
-        loss.backward()
+        with torch.autograd.set_multithreading_enabled(False):  # as `qat.training` does, for float steps too
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()

@@ -22,21 +22,21 @@ class _Recomputing(torch.autograd.Function):
     """Saves x and recomputes in the backward: on a CPU, and for the gradient to a learned amax."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, amax: Tensor, rest: tuple[int | None, int, int]) -> Tensor:
         ctx.save_for_backward(x, amax)
-        ctx.rest = (axis, min_bound, max_bound)
-        return forward(x, amax, axis, min_bound, max_bound)
+        ctx.rest = rest
+        return forward(x, amax, *rest)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, amax = ctx.saved_tensors
         needs_x, needs_amax = ctx.needs_input_grad[:2]
         kernels = gpu_kernels(x, amax)
         if needs_amax and ctx.rest[0] is None and kernels is not None:
             grad_x, total = kernels.backward(grad, x, amax, *ctx.rest, learned=True)
-            return grad_x, lsq_gradient(total, x, amax, *ctx.rest), None, None, None
+            return grad_x, lsq_gradient(total, x, amax, *ctx.rest), None
         grad_x = input_gradient(grad, x, amax, *ctx.rest) if needs_x else None
-        return grad_x, amax_gradient(grad, x, amax, *ctx.rest) if needs_amax else None, None, None, None
+        return grad_x, amax_gradient(grad, x, amax, *ctx.rest) if needs_amax else None, None
 
 
 class _KeepingBits(torch.autograd.Function):
@@ -44,11 +44,10 @@ class _KeepingBits(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int, kernels: Any, relu: Any
+        ctx: Any, x: Tensor, amax: Tensor, rest: tuple[int | None, int, int], kernels: Any, relu: Any
     ) -> Tensor:
         y: Tensor
-        keep = kernels.WITHIN if relu is None else kernels.AND_POSITIVE
-        y, bits = kernels.forward(x, amax, axis, min_bound, max_bound, keep)
+        y, bits = kernels.forward(x, amax, *rest, kernels.WITHIN if relu is None else kernels.AND_POSITIVE)
         ctx.save_for_backward(bits)
         ctx.kernels, ctx.strides = kernels, x.stride()
         if relu is not None:
@@ -58,7 +57,7 @@ class _KeepingBits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (bits,) = ctx.saved_tensors
-        return ctx.kernels.select(grad, bits, ctx.strides), None, None, None, None, None, None
+        return ctx.kernels.select(grad, bits, ctx.strides), None, None, None, None
 
 
 def _unpacked_relu(x: Tensor) -> Any:
@@ -85,8 +84,8 @@ def fake_quantize_eager(x: Tensor, amax: Tensor, axis: int | None, min_bound: in
         return forward(x.detach(), amax.detach(), axis, min_bound, max_bound)
     kernels = None if amax.requires_grad else gpu_kernels(x, amax)
     if kernels is None or isinstance(x, torch.nn.Parameter):
-        y = _Recomputing.apply(x, amax, axis, min_bound, max_bound)
+        y = _Recomputing.apply(x, amax, (axis, min_bound, max_bound))
     else:
         relu = _unpacked_relu(x)
-        y = _KeepingBits.apply(x, amax, axis, min_bound, max_bound, kernels, relu)
+        y = _KeepingBits.apply(x, amax, (axis, min_bound, max_bound), kernels, relu)
     return y

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qat.fake_quant_triton_kernels import clamp, code_of, divide, scale_of
-from qat.triton_launch import on_device_of
+from qat.triton_launch import launch
 
 COLUMNS = 1024
 
@@ -134,5 +134,4 @@ def backward(
 
 
 def _launch(kernel: Any, table: Tensor, like: Tensor, *arguments: Tensor, **constants: Any) -> None:
-    with on_device_of(like):
-        kernel[(len(table),)](table, like, *arguments, **constants, columns=COLUMNS, num_warps=4)
+    launch(kernel, len(table), (table, like, *arguments), (), (), (*constants.values(), COLUMNS), 4)

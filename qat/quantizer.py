@@ -56,7 +56,7 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         self.dead: list[int] = []
         self.calibrator: Calibrator | None = None
         self.weight_cache: WeightCache | None = None
-        self.last_result: LastResult | None = LastResult()
+        self.last_result: LastResult | None = None
         self.register_buffer("_amax", torch.empty(0))
         fixed = self.descriptor.amax
         if fixed is not None:
@@ -173,7 +173,8 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
             if self.calibrator is not None:
                 self.calibrator.collect(x.detach())
             return x
-        if not self._amax.numel():
+        amax = self._amax
+        if not amax.numel():
             raise NotCalibratedError(
                 f"quantizer '{self.name or 'without a name'}' is not calibrated. Run qat.calibrate(model, batches) or "
                 "load a calibrated checkpoint first, or leave the layer float."
@@ -182,20 +183,21 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
             if not self.fixed:
                 self._reestimate(x.detach(), self.descriptor.narrow_range or isinstance(x, nn.Parameter))
             return self._fake_quantize(x)
-        return self._fake_quantize(x) if torch.compiler.is_compiling() else self._reuse(x)
+        y = None if torch.compiler.is_compiling() else self._from_others(x, amax)
+        return self._fake_quantize(x) if y is None else y
 
     def _fake_quantize(self, x: Tensor) -> Tensor:
         d = self.descriptor
         return fake_quantize(x, self._amax_in_use(), d.axis, d.min_bound, d.max_bound)
 
-    def _reuse(self, x: Tensor) -> Tensor:
-        """A weight together with the model's others, a tensor met a moment ago from memory."""
-        d, amax, last = self.descriptor, self._amax, self.last_result
-        if self.weight_cache is not None and type(x) is nn.Parameter:
-            grouped = self.weight_cache.get(self, x, amax, d.axis, (d.min_bound, d.max_bound))
-            return self._fake_quantize(x) if grouped is None else grouped
-        if last is None or type(x) is not Tensor or x.is_inference() or self.amax_mode is AmaxMode.LEARNED:
-            return self._fake_quantize(x)
+    def _from_others(self, x: Tensor, amax: Tensor) -> Tensor | None:
+        """A weight together with the model's others, a tensor that another reader had a moment ago from memory."""
+        d, last, kind = self.descriptor, self.last_result, type(x)
+        if kind is nn.Parameter:
+            cache = self.weight_cache
+            return None if cache is None else cache.get(self, x, amax, d.axis, (d.min_bound, d.max_bound))
+        if last is None or kind is not Tensor or x.is_inference() or self.amax_mode is AmaxMode.LEARNED:
+            return None
         y = last.get(x, amax, d)
         if y is None:
             y = self._fake_quantize(x)

@@ -97,7 +97,7 @@ plain = lambda x: fake_quantize(x, amax)
 def packing(x):
     relu = eager._unpacked_relu(x)
     assert (relu is not None) == (x.grad_fn.name() == "ReluBackward0" and "qat_packed" not in x.grad_fn.metadata)
-    return eager._KeepingBits.apply(x, amax, None, -128, 127, kernels, relu)
+    return eager._KeepingBits.apply(x, amax, (None, -128, 127), kernels, relu)
 
 for inplace in (False, True):
     results = []

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from qat.descriptor import MIN_SCALE, QuantDescriptor
 from qat.errors import CalibrationError, NotCalibratedError
+from qat.fake_quant_reuse import LastResult
 from qat.quantizer import AmaxMode, QuantizerState, TensorQuantizer, name_quantizers, named_quantizers
 
 
@@ -204,6 +205,8 @@ def test_repr_shows_state_and_amax() -> None:
 def test_one_result_for_all_readers_of_a_tensor_while_nothing_changed() -> None:
     quantizer = calibrated(TensorQuantizer(), torch.randn(50))
     x = torch.randn(5, 4, requires_grad=True) * 1.0
+    assert quantizer(x) is not quantizer(x)  # it is not known to have several readers
+    quantizer.last_result = LastResult()
     first = quantizer(x)
     assert quantizer(x) is first
     (first.square() + quantizer(x)).sum().backward()

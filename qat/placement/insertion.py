@@ -11,6 +11,7 @@ from torch import nn
 
 from qat.convert import convert_layer
 from qat.descriptor import QUANT_DESC_8BIT_PER_TENSOR, QUANT_DESC_8BIT_WEIGHT_PER_TENSOR, QuantDescriptor
+from qat.fake_quant_reuse import LastResult
 from qat.placement.attention import QuantAttention, QuantMultiheadAttention, softmax_descriptor
 from qat.placement.deciding import CONTAINERS, IN_CALLEE, edit_for
 from qat.placement.decisions import Placement
@@ -136,6 +137,7 @@ def _place_quantizer(group: list[Demand], work: _Insertion) -> None:
         quantizer: Any = getattr(converted.node.module, converted.attribute)
     else:
         quantizer = TensorQuantizer(_descriptor(first, work)).to(work.device)
+    quantizer.last_result = LastResult() if len(group) > 1 else None
     for demand in group:
         _place(quantizer, demand.holder, work)
     passes = {demand.passes for demand in group}

@@ -214,7 +214,9 @@ class Trainer:
         with nullcontext() if last else accelerator.no_sync(self._wrapped):
             with accelerator.autocast():
                 loss = self.loss_fn(self._wrapped, batch)
-            accelerator.backward(loss if group == 1 else loss / group)
+            # In this thread: autograd's own threads and this one would pass Python's lock to and fro at every node.
+            with torch.autograd.set_multithreading_enabled(False):
+                accelerator.backward(loss if group == 1 else loss / group)
         return loss.detach()
 
     def _explain_memory(self, batch: Any) -> AbstractContextManager[None]:

@@ -6,8 +6,8 @@
 All rows start from the float model that the run trains first. "hard" rows have one scale for a whole weight and the
 maximum as amax, with which PTQ loses more. QAT is done with every seed of `qat.seeds`; its metrics are those of the
 last epoch, so that nothing is chosen by them, in the precision it was trained in. Distillation has `qat.distill`, or
-weight 1 and temperature 2 without one. Each row is kept as it is made, and a run started again goes on. Writes
-results/accuracy_<data>_<network>.json and prints a table.
+weight 1 and temperature 2 without one. An improvement that refuses the network has a row that says why. Each row is
+kept as it is made, and a run started again goes on. Writes results/accuracy_<data>_<network>.json and prints a table.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from _common import run_main
 from qat.calibration import MethodResult
+from qat.errors import QatError
 from qat.files import write_json
 from qat.ptq import STEPS
 from qat.report import format_table
@@ -62,7 +63,7 @@ def main(args: list[str]) -> int:
     for row in every_row(base):
         found["rows"].append(row)
         write_json(path, found)
-        print(f"{row['name']}: {spread([run['top1'] for run in row['metrics']])}", flush=True)
+        print(f"{row['name']}: {row.get('refused') or spread([run['top1'] for run in row['metrics']])}", flush=True)
     print(table(found))
     print(f"results: {path}")
     return 0
@@ -74,7 +75,12 @@ def every_row(base: Classification) -> Iterator[Row]:
     yield from ptq_and_qat(base, "", tuple(kinds_of_qat(base.config.qat)))
     for step in STEPS:
         run = variant(base, step, replace(quant, improve=(step,), replace_relu6=True))
-        improved = [result for result in calibrated(run)[1] if step == "equalize" or result.method.endswith(step)]
+        try:
+            results = calibrated(run)[1]
+        except QatError as error:
+            yield {"name": f"PTQ + {step}", "refused": str(error)}
+            continue
+        improved = [result for result in results if step == "equalize" or result.method.endswith(step)]
         if improved:  # a network without BatchNorm has none to re-estimate
             best = max(improved, key=lambda result: result.metrics[run.metric])
             yield {"name": f"PTQ + {step} ({best.method})", "metrics": [best.metrics]}
@@ -131,6 +137,9 @@ def table(found: Row) -> str:
     base = found["float"]["top1"]
     lines = [["float", f"{base:.2f}", ""]]
     for row in found["rows"]:
+        if "refused" in row:
+            lines.append([row["name"], "refused", ""])
+            continue
         top1 = [run["top1"] for run in row["metrics"]]
         lines.append([label(row["name"], top1), spread(top1), f"{mean(top1) - base:+.2f}"])
     return format_table(title(found), ["model", "top-1 %", "vs float"], lines)

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from qat.calibration import parse_method, run_batch, to_device
 from qat.modes import evaluation_mode
-from recipes.classification import Classification
+
+if TYPE_CHECKING:
+    from recipes.classification import Classification
 
 CUDA_EXT = "pytorch_quantization.cuda_ext"
 

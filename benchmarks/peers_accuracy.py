@@ -27,9 +27,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from peers import Calibrated, modelopt, pytorch_quantization
-
 from _common import run_main
+from peers import Calibrated, modelopt, pytorch_quantization
 from qat import __version__, summary
 from qat.errors import QatError
 from qat.files import write_json

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import qat
+from peers import provide_cuda_ext
 from qat.placement.rules import DEFAULT_RULES, Rule
 from qat_step_networks import Network
 from timing import autocast
@@ -90,6 +91,7 @@ def _modelopt(network: Network, device: torch.device) -> tuple[nn.Module, int]:
 
 
 def _pytorch_quantization(network: Network, device: torch.device) -> tuple[nn.Module, int]:
+    provide_cuda_ext(device)
     from pytorch_quantization import quant_modules
     from pytorch_quantization.nn import TensorQuantizer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from qat.quantizer import QuantizerState, TensorQuantizer
@@ -33,3 +34,15 @@ def passing_through(quantizers: Iterable[TensorQuantizer]) -> Iterator[None]:
     finally:
         for quantizer, state, reason in saved:
             quantizer.state, quantizer.reason = state, reason
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32 on a GPU inside the block: its 10-bit mantissa is not rounding that a comparison may put up with."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

@@ -110,6 +110,7 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         self.reason = reason if state is QuantizerState.PASSTHROUGH else ""
         if state is QuantizerState.CALIBRATING:
             _ = self._calibrator
+            self.last_result = None if self.last_result is None else LastResult()
 
     def set_amax_mode(self, mode: AmaxMode | str) -> None:
         """Freeze amax, re-estimate it in each training step, or learn it as a parameter.
@@ -170,8 +171,8 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         if self.state is QuantizerState.PASSTHROUGH:
             return x
         if self.state is QuantizerState.CALIBRATING:
-            if self.calibrator is not None:
-                self.calibrator.collect(x.detach())
+            if self.calibrator is not None and not (self.last_result is not None and self.last_result.again(x)):
+                self.calibrator.collect(x if isinstance(x, nn.Parameter) else x.detach())
             return x
         amax = self._amax
         if not amax.numel():

@@ -211,3 +211,53 @@ def test_sharded_calibration_equals_one_process(tmp_path: Path) -> None:
         net = quantized()
         qat.calibrate(net, batches(5), method, progress=False)
         assert json.loads(lines[method]) == [q.amax.double().sum().item() for _, q in qat.named_quantizers(net)]
+
+
+def test_a_weight_is_looked_at_once_and_again_after_a_change() -> None:
+    net = quantized()
+    collect_stats(net, batches(), progress=False)
+    calibrator = net.first.weight_quantizer.calibrator
+    seen: list[int] = []
+    update = calibrator.update
+    calibrator.update = lambda x: (seen.append(1), update(x))[1]
+    with qat.calibration.calibrating(net):
+        for _ in range(3):
+            net(batches()[0])
+        assert not seen
+        with torch.no_grad():
+            net.first.weight[2].mul_(10)
+        net(batches()[0])
+    assert len(seen) == 1
+    qat.compute_amax(net, "max")
+    assert torch.equal(net.first.weight_quantizer.amax, net.first.weight.abs().amax(1).detach())
+    collect_stats(net, batches(), progress=False)
+    assert len(seen) == 2, "statistics that start afresh need the weight again"
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.head = nn.Conv2d(32, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        y: Tensor = self.head(self.conv(x) + x)
+        return y
+
+
+def test_a_tensor_with_several_readers_is_counted_once() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    block = Block().eval()
+    qat.prepare(block, x)
+    use_histograms(block)
+    shared = {q for _, q in qat.named_quantizers(block) if q.last_result is not None}
+    assert shared
+    for _ in range(2):  # the same batch again: statistics start afresh
+        collect_stats(block, [x], progress=False)
+        for quantizer in shared:
+            counts, _width = quantizer.calibrator.histogram()
+            assert counts.sum() == 2 * 32 * 8 * 8
+    collect_stats(block, [x, x.clone(), x], progress=False)
+    assert all(q.calibrator.histogram()[0].sum() == 3 * 2 * 32 * 8 * 8 for q in shared)

@@ -51,6 +51,7 @@ class HistogramCalibrator:
         self._max = MaxCalibrator()
         self._counts: Tensor | None = None
         self._exponent: Tensor | None = None
+        self._seen: Tensor | None = None
 
     @torch.no_grad()
     def collect(self, x: Tensor) -> None:
@@ -61,8 +62,10 @@ class HistogramCalibrator:
                 self._count(x, self._max.update(x))
             else:
                 counts, exponent = self._statistics(x.device)
-                maximum, bad_batch = self._max.statistics(torch.zeros((), device=x.device))
-                kernels.collect(x, maximum, bad_batch, self._max._batches, counts, exponent)
+                maximum, bad_batch = self._max.statistics(exponent)
+                if self._seen is None:
+                    self._seen = torch.zeros(2, dtype=torch.int32, device=x.device)
+                kernels.collect(x, maximum, bad_batch, self._max._batches, counts, exponent, self._seen)
         self._max._batches += 1
 
     def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:

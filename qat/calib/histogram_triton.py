@@ -1,4 +1,4 @@
-"""Collecting a histogram on a GPU in five launches, none of which the host waits for.
+"""Collecting a histogram on a GPU in four launches, none of which the host waits for.
 
 Zeros, half of what comes out of a ReLU, are not counted but what is left: thousands of atomic additions to one bin
 would wait for each other. The counts, maxima and batch numbers are those of `HistogramCalibrator`'s torch operations,
@@ -15,24 +15,45 @@ from torch import Tensor
 from qat.fake_quant_triton import is_dense
 from qat.triton_launch import launch
 
-BLOCK = 4096
+BLOCK, CHUNKS = 4096, 4
 
 
 @triton.jit(do_not_specialize=["batch"])  # type: ignore[untyped-decorator]
-def _advance_kernel(  # type: ignore[no-untyped-def]
-    low_ptr, high_ptr, max_ptr, bad_ptr, counts_ptr, exponent_ptr, factor_ptr, batch,
-    log_bins: tl.constexpr, bins: tl.constexpr,
+def _range_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, seen_ptr, max_ptr, bad_ptr, counts_ptr, exponent_ptr, size, batch,
+    big: tl.constexpr, log_bins: tl.constexpr, bins: tl.constexpr, chunks: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Fold one tensor's range into the running maximum, and merge bins where the histogram's range must grow."""
-    low, high = tl.load(low_ptr).to(tl.float32), tl.load(high_ptr).to(tl.float32)
-    largest = tl.maximum(tl.abs(low), tl.abs(high), propagate_nan=tl.PropagateNan.ALL)
-    finite = largest < float("inf")
+    """The largest |x|, as bits, whose order is that of the numbers with NaN on top; the last program uses it.
+
+    It folds it into the running maximum, and merges bins where the histogram's range must grow.
+    """
+    start = tl.program_id(0)
+    if big:
+        start = start.to(tl.int64)
+    offsets = start * (block * chunks) + tl.arange(0, block)
+    bits = tl.zeros((block,), tl.int32)
+    for chunk in tl.static_range(chunks):
+        place = offsets + chunk * block
+        x = tl.load(x_ptr + place, mask=place < size, other=0.0).to(tl.float32)
+        bits = tl.maximum(bits, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    tl.atomic_max(seen_ptr, tl.max(bits, 0))
+    if tl.atomic_add(seen_ptr + 1, 1) == tl.num_programs(0) - 1:
+        largest = tl.atomic_max(seen_ptr, 0)
+        tl.store(seen_ptr + tl.arange(0, 2), tl.zeros((2,), tl.int32))
+        _advance(largest, max_ptr, bad_ptr, counts_ptr, exponent_ptr, batch, bins)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _advance(  # type: ignore[no-untyped-def]
+    bits, max_ptr, bad_ptr, counts_ptr, exponent_ptr, batch, bins: tl.constexpr
+):
+    finite = bits < 0x7F800000
+    largest = bits.to(tl.float32, bitcast=True)
     tl.store(max_ptr, tl.maximum(tl.load(max_ptr), largest, propagate_nan=tl.PropagateNan.ALL))
     bad = tl.load(bad_ptr)
     tl.store(bad_ptr, tl.where((finite == 0) & (bad < 0), tl.zeros_like(bad) + batch, bad))
-    bits = tl.where(finite, largest, 0.0).to(tl.int32, bitcast=True)
     before = tl.load(exponent_ptr)
-    exponent = tl.maximum(((bits >> 23) - 126).to(tl.int64), before)
+    exponent = tl.maximum((tl.where(finite, bits >> 23, 0) - 126).to(tl.int64), before)
     if exponent > before:
         index = tl.arange(0, bins)
         counts = tl.load(counts_ptr + index)
@@ -41,20 +62,21 @@ def _advance_kernel(  # type: ignore[no-untyped-def]
         tl.debug_barrier()
         tl.atomic_add(counts_ptr + (index >> tl.minimum(exponent - before, 30).to(tl.int32)), counts)
         tl.store(exponent_ptr, exponent)
-    tl.store(factor_ptr, ((log_bins - exponent + 127).to(tl.int32) << 23).to(tl.float32, bitcast=True))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _bins_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, factor_ptr, out_ptr, counts_ptr, size, big: tl.constexpr, bins: tl.constexpr, block: tl.constexpr
-):
+    x_ptr, exponent_ptr, out_ptr, counts_ptr, size,
+    big: tl.constexpr, log_bins: tl.constexpr, bins: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """The bin of each |x|, int32; -1 for zero, NaN and infinity, and the latter two are taken off bin 0."""
     start = tl.program_id(0)
     if big:
         start = start.to(tl.int64)
     offsets = start * block + tl.arange(0, block)
     mask = offsets < size
-    place = tl.abs(tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)) * tl.load(factor_ptr)
+    factor = ((log_bins + 127 - tl.load(exponent_ptr)).to(tl.int32) << 23).to(tl.float32, bitcast=True)
+    place = tl.abs(tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)) * factor
     counted = place < bins
     places = tl.where(counted & (place != 0.0), tl.where(counted, place, 0.0).to(tl.int32), -1)
     tl.store(out_ptr + offsets, places, mask=mask)
@@ -72,7 +94,9 @@ def _add_kernel(counts_ptr, found_ptr, size, bins: tl.constexpr):  # type: ignor
     tl.store(counts_ptr + index, tl.load(counts_ptr + index) + found + rest)
 
 
-def collect(x: Tensor, maximum: Tensor, bad_batch: Tensor, batch: int, counts: Tensor, exponent: Tensor) -> None:
+def collect(
+    x: Tensor, maximum: Tensor, bad_batch: Tensor, batch: int, counts: Tensor, exponent: Tensor, seen: Tensor
+) -> None:
     """Add one tensor that is not empty.
 
     Args:
@@ -82,18 +106,16 @@ def collect(x: Tensor, maximum: Tensor, bad_batch: Tensor, batch: int, counts: T
         batch: this batch's number.
         counts: int64, shape (bins,).
         exponent: int64, shape (); the histogram's range is [0, 2**exponent).
+        seen: int32, shape (2,), zeros; zeros again afterwards.
     """
     x = x if is_dense(x) else x.contiguous()
-    low, high = x.aminmax()
-    factor = torch.empty((), dtype=torch.float32, device=x.device)
-    bins = counts.numel()
-    statistics = (low, high, maximum, bad_batch, counts, exponent, factor)
-    launch(_advance_kernel, 1, statistics, (), (batch,), (bins.bit_length() - 1, bins), 8)
-    places = torch.empty(x.numel(), dtype=torch.int32, device=x.device)
-    big = x.numel() >= 2**31 - BLOCK
-    programs = triton.cdiv(x.numel(), BLOCK)
-    launch(_bins_kernel, programs, (x, factor, places, counts), (x.numel(),), (), (big, bins, BLOCK), 8)
-    for piece in torch.split(places, 2**30):
+    size, bins = x.numel(), counts.numel()
+    constants = (size >= 2**31 - BLOCK * CHUNKS, bins.bit_length() - 1, bins)
+    statistics = (x, seen, maximum, bad_batch, counts, exponent)
+    launch(_range_kernel, -(-size // (BLOCK * CHUNKS)), statistics, (size,), (batch,), (*constants, CHUNKS, BLOCK), 8)
+    places = torch.empty(size, dtype=torch.int32, device=x.device)
+    launch(_bins_kernel, -(-size // BLOCK), (x, exponent, places, counts), (size,), (), (*constants, BLOCK), 8)
+    for piece in torch.split(places, 2**30) if size > 2**30 else (places,):
         found = count_places(piece, bins)
         launch(_add_kernel, 1, (counts, found), (), (piece.numel(),), (bins,), 8)
 

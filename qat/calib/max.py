@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qat.calib.base import register_calibrator
 from qat.distributed import all_reduce_max
@@ -31,13 +31,22 @@ class MaxCalibrator:
         self._max: Tensor | None = None
         self._bad_batch: Tensor | None = None
         self._batches = 0
+        self._parameter: tuple[nn.Parameter, int] | None = None
 
     @torch.no_grad()
     def collect(self, x: Tensor) -> None:
-        """Add one tensor of any shape; empty tensors count as a batch and change nothing."""
-        if x.numel():
+        """Add one tensor of any shape; empty tensors count as a batch and change nothing, nor does a known weight."""
+        if x.numel() and not self._known(x):
             self.update(x)
         self._batches += 1
+
+    def _known(self, x: Tensor) -> bool:
+        """True for the parameter of the batch before, unchanged since."""
+        if not isinstance(x, nn.Parameter):
+            return False
+        known = self._parameter is not None and self._parameter[0] is x and self._parameter[1] == x._version
+        self._parameter = (x, x._version)
+        return known
 
     def update(self, x: Tensor) -> Tensor:
         """Fold x into the running maximum; return this tensor's own maximum, float32, NaN or Inf kept."""
@@ -56,7 +65,7 @@ class MaxCalibrator:
     def statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The running maximum, shaped as `like`, and the number of the first bad batch; made where there are none."""
         if self._max is None or self._bad_batch is None:
-            self._max = torch.zeros_like(like)
+            self._max = torch.zeros_like(like, dtype=torch.float32)
             self._bad_batch = torch.full((), -1, dtype=torch.int64, device=like.device)
         return self._max, self._bad_batch
 

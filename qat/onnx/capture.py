@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qat.modes import evaluation_mode
+from qat.modes import evaluation_mode, full_precision
 from qat.onnx.inputs import as_call, map_tensors, tensors_in
 from qat.quantizer import QuantizerState, named_quantizers
 
@@ -33,18 +32,6 @@ class Capture:
 
     outputs: list[Tensor]
     calls: dict[str, list[Call]]
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """No TF32 on a GPU: its 10-bit mantissa is not rounding that a file could be blamed for."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with torch.backends.cudnn.flags(allow_tf32=False):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def run_torch(model: nn.Module, inputs: Any, calls: bool = True) -> Capture:
@@ -81,7 +68,7 @@ def run_torch(model: nn.Module, inputs: Any, calls: bool = True) -> Capture:
     with ExitStack() as stack:
         stack.enter_context(evaluation_mode(model))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_full_precision())
+        stack.enter_context(full_precision())
         for name, quantizer in named_quantizers(model) if calls else ():
             if quantizer.state is QuantizerState.QUANTIZING:
                 stack.callback(quantizer.register_forward_hook(hook(name)).remove)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from qat.distributed import all_reduce_max
 from qat.errors import ConfigError
-from qat.modes import passing_through
+from qat.modes import full_precision, passing_through
 from qat.placement.folding import fold_batch_norm_
 from qat.placement.tracing import call_arguments, run_once, tensors_in, trace
 from qat.ptq.channels import Side, channel_range, multiply_channels
@@ -66,7 +66,7 @@ def equalize(model: nn.Module, example_inputs: Any, *, replace_relu6: bool = Fal
     if any(quantizer.calibrated and not quantizer.fixed for _, quantizer in named_quantizers(model)):
         raise ConfigError("the model is calibrated, and equalize changes its activations. Equalize first.")
     replaced = _replace_relu6(model) if replace_relu6 else ()
-    with passing_through([quantizer for _, quantizer in named_quantizers(model)]):
+    with passing_through([quantizer for _, quantizer in named_quantizers(model)]), full_precision():
         folded = fold_batch_norm_(model, example_inputs)
         groups = scaling_groups(model, trace(model, example_inputs))
         usable = [group for group in groups if not group.obstacle and group.producers and group.consumers]

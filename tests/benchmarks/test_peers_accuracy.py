@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import peers_accuracy
 import pytest
 import torch
-from peers import fake_tensor_quant
 
+import peers_accuracy
+from peers import fake_tensor_quant
 from qat.errors import ConfigError
 
 TINY = [

@@ -1,7 +1,7 @@
 """What each way to INT8 keeps of one float model's accuracy: PTQ, PTQ with each improvement, and every kind of QAT.
 
     python benchmarks/accuracy.py --config configs/cifar10_mobilenet_v2.yaml --data-dir /data/cifar10
-    python benchmarks/accuracy.py --config configs/digits.yaml --qat.epochs 1
+    python benchmarks/accuracy.py --config configs/digits.yaml --qat.epochs 1 --parts improved hard
 
 All rows start from the float model that the run trains first. "hard" rows have one scale for a whole weight and the
 maximum as amax, with which PTQ loses more. QAT is done with every seed of `qat.seeds`; its metrics are those of the
@@ -37,6 +37,7 @@ from recipes.data import ImageData
 from recipes.results import label, spread, start, title
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+PARTS = ("plain", "improved", "hard")
 HARD = {"per_channel": False, "calibrator": "max"}
 Row = dict[str, Any]
 
@@ -55,12 +56,15 @@ class SameData(Classification):
 
 def main(args: list[str]) -> int:
     """Make every row, write them, print the table."""
-    config, _ = parse(build_parser(__doc__ or ""), args)
+    parser = build_parser(__doc__ or "")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="rows to make")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON")
+    config, options = parse(parser, args)
     base = Classification(config)
     float_model = base.float_model()
     found = {**start(config, str(base.device)), "float": base.evaluate(float_model), "rows": []}
-    path = RESULTS / f"accuracy_{config.data.name}_{config.model.name}.json"
-    for row in every_row(base):
+    path = options.results / f"accuracy_{config.data.name}_{config.model.name}.json"
+    for row in every_row(base, options.parts):
         found["rows"].append(row)
         write_json(path, found)
         print(f"{row['name']}: {row.get('refused') or spread([run['top1'] for run in row['metrics']])}", flush=True)
@@ -69,10 +73,20 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def every_row(base: Classification) -> Iterator[Row]:
+def every_row(base: Classification, parts: Collection[str] = PARTS) -> Iterator[Row]:
     """Rows in the order of the table; the float model is there."""
+    hard = replace(base.config.quant, **HARD)
+    if "plain" in parts:
+        yield from ptq_and_qat(base, "", tuple(kinds_of_qat(base.config.qat)))
+    if "improved" in parts:
+        yield from improved_rows(base)
+    if "hard" in parts:
+        yield from ptq_and_qat(variant(base, "hard", hard), "hard: ", ("QAT", "QAT, learned"))
+
+
+def improved_rows(base: Classification) -> Iterator[Row]:
+    """PTQ with each improvement, the best method of calibration; a row with the reason where it refuses the network."""
     quant = base.config.quant
-    yield from ptq_and_qat(base, "", tuple(kinds_of_qat(base.config.qat)))
     for step in STEPS:
         run = variant(base, step, replace(quant, improve=(step,), replace_relu6=True))
         try:
@@ -84,7 +98,6 @@ def every_row(base: Classification) -> Iterator[Row]:
         if improved:  # a network without BatchNorm has none to re-estimate
             best = max(improved, key=lambda result: result.metrics[run.metric])
             yield {"name": f"PTQ + {step} ({best.method})", "metrics": [best.metrics]}
-    yield from ptq_and_qat(variant(base, "hard", replace(quant, **HARD)), "hard: ", ("QAT", "QAT, learned"))
 
 
 def variant(base: Classification, name: str, quant: QuantConfig) -> Classification:

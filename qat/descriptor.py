@@ -60,6 +60,9 @@ class QuantDescriptor:
                 "Use calib_method='max', or axis=None for one scale per tensor."
             )
         self._check_amax()
+        _ = (
+            self.min_bound
+        )  # known from the start: before Python 3.12 a cached_property takes a lock, which torch.compile cannot
 
     def _check_types(self) -> None:
         for name in ("narrow_range", "unsigned", "learn_amax"):

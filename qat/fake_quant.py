@@ -105,7 +105,7 @@ def fake_quantize(
                 f"has {x.shape[axis]}. They must be equal."
             )
     if torch.compiler.is_compiling():
-        if not torch.compiler.is_exporting():
+        if not torch.compiler._is_exporting_flag:  # is_exporting() is true in every torch.compile up to torch 2.11
             return fake_quantize_compiled(x, amax, axis, min_bound, max_bound)
     elif type(x) in (Tensor, nn.Parameter):
         return fake_quantize_eager(x, amax, axis, min_bound, max_bound)

@@ -3,6 +3,9 @@
 The bits are those of the reference. A division may be an approximate one in generated code, so x is multiplied by the
 reciprocal in float64 and rounded to float32: the product is within 2**-52 of the quotient of two float32 values, and
 such a quotient is never that close to a midpoint between two float32 values.
+
+No conversion to the type that a tensor has already: torch 2.11 returns every intermediate value of an autograd function
+beside its result, and gives the result no gradient where another of them is the same tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from qat.fake_quant_reference import broadcast_scale, lsq_gradient, scale_gradie
 
 
 def _ratio(x: Tensor, scale: Tensor) -> Tensor:
-    return (x.float().double() * scale.double().reciprocal()).float()
+    return (x.double() * scale.double().reciprocal()).float()
 
 
 class _Compiled(torch.autograd.Function):
@@ -27,8 +30,8 @@ class _Compiled(torch.autograd.Function):
         ctx.save_for_backward(x, amax)
         ctx.axis, ctx.low, ctx.high, ctx.learned = axis, low, high, learned
         scale = broadcast_scale(x, amax, axis, high)
-        y: Tensor = (_ratio(x, scale).round().clamp(low, high) * scale).to(x.dtype)
-        return y
+        y: Tensor = _ratio(x, scale).round().clamp(low, high) * scale
+        return y if y.dtype == x.dtype else y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

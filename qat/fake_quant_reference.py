@@ -17,7 +17,7 @@ from qat.descriptor import MIN_SCALE
 
 def compute_scale(amax: Tensor, max_bound: int) -> Tensor:
     """Scale of a quantizer, float32, never below MIN_SCALE; same shape as amax."""
-    amax = amax.float()
+    amax = amax if amax.dtype == torch.float32 else amax.float()
     # Dividing by a Python number multiplies by its reciprocal on a GPU, which is another float32.
     return (amax / torch.full_like(amax, max_bound)).clamp_min(MIN_SCALE)
 

@@ -1,6 +1,7 @@
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -224,3 +225,51 @@ def test_one_result_for_all_readers_of_a_tensor_while_nothing_changed() -> None:
     assert not before.eq(0).all() and quantizer(x).eq(0).all()
     twin = copy.deepcopy(quantizer)
     assert pickle.loads(pickle.dumps(quantizer))(x).eq(0).all() and twin(x).eq(0).all()
+
+
+def test_readers_under_autocast_share_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer casts the result and lets it go: it must be held for the others, and let go after the last."""
+    calls: list[int] = []
+    monkeypatch.setattr(TensorQuantizer, "_fake_quantize", lambda q, x: (calls.append(1), x * 2)[1])
+    quantizer = calibrated(TensorQuantizer(), torch.randn(50))
+    quantizer.last_result = LastResult()
+    layers = [nn.Linear(8, 8) for _ in range(3)]
+
+    def step() -> tuple[int, Tensor]:
+        calls.clear()
+        x = torch.randn(4, 8, requires_grad=True) + 1
+        with torch.autocast("cpu", torch.bfloat16):
+            total = sum(layer(quantizer(x)).float().sum() for layer in layers)
+        total.backward()
+        return len(calls), x
+
+    assert [step()[0] for _ in range(3)] == [3, 1, 1]
+    assert quantizer.last_result._held is None and quantizer.last_result._y() is None
+    layers.pop()
+    assert [step()[0] for _ in range(2)] == [1, 1]
+    assert quantizer.last_result._held is None
+    layers.append(nn.Linear(8, 8))
+    assert [step()[0] for _ in range(2)] == [2, 1]
+
+
+def test_a_quantizer_that_never_ran_compiles_without_a_graph_break() -> None:
+    graphs: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(module.print_readable(print_output=False))
+        return module
+
+    quantizer = TensorQuantizer()
+    quantizer.amax = 1.0
+    x = torch.randn(4, 5)
+    assert torch.equal(torch.compile(quantizer, backend=backend, fullgraph=True)(x), quantizer(x))
+    assert len(graphs) == 1
+    assert "qat.fake_quantize" not in graphs[0], "Inductor cannot fuse the operator with its neighbours"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_quantizer_is_one_operator(strict: bool) -> None:
+    quantizer = TensorQuantizer()
+    quantizer.amax = 1.0
+    program = torch.export.export(quantizer, (torch.randn(4, 5),), strict=strict)
+    assert [str(n.target) for n in program.graph.nodes if n.op == "call_function"] == ["qat.fake_quantize.default"]

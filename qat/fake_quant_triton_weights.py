@@ -7,6 +7,7 @@ laid end to end, and its length. Nothing in it changes from step to step, so it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,13 +70,28 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         tl.store(sums_ptr + tl.program_id(0), tl.sum(total, 0))
 
 
-def make_table(weights: Sequence[Tensor], amaxes: Sequence[Tensor]) -> Tensor:
-    """The table of these tensors' rows, int64, shape (rows, 4), on their device."""
-    parts, place = [], 0
+@dataclass(frozen=True)
+class Layout:
+    """Where a group's rows are, and its parts when all weights are laid end to end.
+
+    Attributes:
+        table: int64, shape (rows, 4), on the weights' device.
+        parts: (shape, strides, place of the first value) of each weight.
+        size: values in all.
+    """
+
+    table: Tensor
+    parts: tuple[tuple[Any, ...], ...]
+    size: int
+
+
+def make_layout(weights: Sequence[Tensor], amaxes: Sequence[Tensor]) -> Layout:
+    """The layout of these tensors."""
+    rows, parts, place = [], [], 0
     for weight, amax in zip(weights, amaxes, strict=True):
         row, length = torch.arange(weight.shape[0]), weight.stride(0)
         scale = row if amax.numel() > 1 else torch.zeros_like(row)
-        parts.append(
+        rows.append(
             torch.stack(
                 [
                     weight.data_ptr() + row * length * weight.element_size(),
@@ -86,33 +102,31 @@ def make_table(weights: Sequence[Tensor], amaxes: Sequence[Tensor]) -> Tensor:
                 1,
             )
         )
+        parts.append((weight.shape, weight.stride(), place))
         place += weight.numel()
-    return torch.cat(parts).to(weights[0].device)
+    return Layout(torch.cat(rows).to(weights[0].device), tuple(parts), place)
 
 
-def _laid_out(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+def _laid_out(layout: Layout, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
     """Memory for all weights end to end, and its parts with the weights' shapes and strides; none is a view."""
-    flat = torch.empty(sum(w.numel() for w in weights), dtype=dtype, device=weights[0].device)
-    storage, parts, place = flat.untyped_storage(), [], 0
-    for weight in weights:
-        part = torch.empty(0, dtype=dtype, device=flat.device)
-        parts.append(part.set_(storage, place, weight.shape, weight.stride()))
-        place += weight.numel()
-    return flat, parts
+    flat = torch.empty(layout.size, dtype=dtype, device=like.device)
+    storage, empty = flat.untyped_storage(), torch.empty
+    return flat, [
+        empty(0, dtype=dtype, device=flat.device).set_(storage, place, shape, strides)
+        for shape, strides, place in layout.parts
+    ]
 
 
-def forward(
-    table: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, min_bound: int, max_bound: int
-) -> list[Tensor]:
-    """Every weight fake-quantized, in `dtype`, with its shape and strides."""
-    flat, parts = _laid_out(weights, dtype)
-    _launch(_forward_kernel, table, weights[0], flat, min_bound=min_bound, max_bound=max_bound)
+def forward(layout: Layout, like: Tensor, dtype: torch.dtype, min_bound: int, max_bound: int) -> list[Tensor]:
+    """Every weight fake-quantized, in `dtype`, with its shape and strides; `like` has the weights' type and device."""
+    flat, parts = _laid_out(layout, like, dtype)
+    _launch(_forward_kernel, layout.table, like, flat, min_bound=min_bound, max_bound=max_bound)
     return parts
 
 
 def backward(
-    table: Tensor,
-    weights: Sequence[Tensor],
+    layout: Layout,
+    like: Tensor,
     grads: Sequence[Tensor | None],
     min_bound: int,
     max_bound: int,
@@ -123,14 +137,15 @@ def backward(
     Returns:
         They, and with `learned` each weight's gradients to the scale, float32, one a row.
     """
-    flat, parts = _laid_out(weights, weights[0].dtype)
+    flat, parts = _laid_out(layout, like, like.dtype)
     given = [(part, grad) for part, grad in zip(parts, grads, strict=True) if grad is not None]
     if len(given) < len(parts):
         flat.zero_()
     torch._foreach_copy_([part for part, _ in given], [grad for _, grad in given])
+    table = layout.table
     sums = torch.empty(len(table) if learned else 0, dtype=torch.float32, device=flat.device)
-    _launch(_backward_kernel, table, weights[0], flat, sums, min_bound=min_bound, max_bound=max_bound, learned=learned)
-    return parts, list(torch.split(sums, [w.shape[0] for w in weights])) if learned else []
+    _launch(_backward_kernel, table, like, flat, sums, min_bound=min_bound, max_bound=max_bound, learned=learned)
+    return parts, list(torch.split(sums, [shape[0] for shape, _, _ in layout.parts])) if learned else []
 
 
 def _launch(kernel: Any, table: Tensor, like: Tensor, *arguments: Tensor, **constants: Any) -> None:

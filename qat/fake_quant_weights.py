@@ -9,6 +9,7 @@ gradients of one group while those of the layers before are computed.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ class _Group:
         self.kind = (like.dtype, like.device, bounds)
         self.members: list[_Member] = []
         self.size = 0
-        self.table: Tensor | None = None
-        self.table_key: tuple[int, ...] = ()
+        self.signature: list[Any] = []
+        self.layout: Any = None
 
 
 class WeightCache:
@@ -94,10 +95,10 @@ class WeightCache:
         return member
 
     def _compute(self, group: _Group) -> None:
-        known = set(self._members.values())
-        alive = [m for m in group.members if m in known and m.weight() is not None and m.amax() is not None]
-        group.members = [m for m in alive if can_group(m.weight(), m.amax())]
-        group.size = sum(w.numel() for m in alive if (w := m.weight()) is not None)
+        signature = _signature(group.members)
+        if signature != group.signature:
+            self._clean(group)
+            group.signature, group.layout = _signature(group.members), None
         weights, amaxes = [m.weight() for m in group.members], [m.amax() for m in group.members]
         dtype = weights[0].dtype  # type: ignore[union-attr]
         if torch.is_autocast_enabled("cuda"):
@@ -105,6 +106,24 @@ class WeightCache:
         results = _Weights.apply(group, dtype, len(weights), *weights, *amaxes)
         for member, weight, amax, result in zip(group.members, weights, amaxes, results, strict=True):
             member.result, member.key = result, _key(weight, amax)
+
+    def _clean(self, group: _Group) -> None:
+        """Drop members that are gone, were replaced, or can no longer be in a group."""
+        known = set(self._members.values())
+        group.members = [m for m in group.members if m in known and can_group(m.weight(), m.amax())]
+        group.size = sum(w.numel() for m in group.members if (w := m.weight()) is not None)
+
+
+def _signature(members: Sequence[_Member]) -> list[Any]:
+    """What the layout of a group follows from; asked in every step."""
+    found: list[Any] = []
+    for member in members:
+        weight, amax = member.weight(), member.amax()
+        if weight is None or amax is None:
+            found.append(None)
+        else:
+            found += (weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, amax.data_ptr())
+    return found
 
 
 def on_gpu(x: Tensor) -> bool:
@@ -143,13 +162,12 @@ class _Weights(torch.autograd.Function):
 
         weights, amaxes = tensors[:count], tensors[count:]
         bounds = group.kind[2]
-        key = tuple(t.data_ptr() for t in tensors)
-        if group.table is None or group.table_key != key:
-            group.table, group.table_key = kernels.make_table(weights, amaxes), key
+        if group.layout is None:
+            group.layout = kernels.make_layout(weights, amaxes)
         ctx.set_materialize_grads(False)  # a layer that took no part gets no gradient
-        ctx.count, ctx.table, ctx.bounds = count, group.table, bounds
+        ctx.count, ctx.layout, ctx.bounds = count, group.layout, bounds
         ctx.tensors, ctx.versions = tensors, [t._version for t in tensors]
-        return tuple(kernels.forward(group.table, weights, dtype, *bounds))
+        return tuple(kernels.forward(group.layout, weights[0], dtype, *bounds))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -162,7 +180,7 @@ class _Weights(torch.autograd.Function):
                 "can no longer be computed. Run the forward pass again, or change it after the backward pass."
             )
         learned = any(ctx.needs_input_grad[3 + ctx.count :])
-        masked, sums = kernels.backward(ctx.table, weights, grads, low, high, learned)
+        masked, sums = kernels.backward(ctx.layout, weights[0], grads, low, high, learned)
         grad_amaxes: list[Tensor | None] = [None] * ctx.count
         if learned:
             totals = [s if a.numel() > 1 else s.sum() for s, a in zip(sums, amaxes, strict=True)]

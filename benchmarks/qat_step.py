@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -44,7 +45,9 @@ def main(args: list[str]) -> int:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
     parser.add_argument("--compiled-variants", nargs="+", choices=VARIANTS, default=["float", "ours", "float again"])
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    parser.add_argument("--memory-budget", type=float, default=1.0, help="torch.compile's activation_memory_budget")
     options = parser.parse_args(args)
+    torch._functorch.config.activation_memory_budget = options.memory_budget
     device = torch.device(options.device)
     print(f"{check_fake_quantize(device)} values equal float64's")
     rows = earlier_rows(options)
@@ -58,7 +61,8 @@ def main(args: list[str]) -> int:
         bar.set_postfix_str(f"{network} {mode} {variant}")
         rows[network, mode, variant] = measure(network, mode, variant, options, device)
         compare(rows)
-        report(options, [*rows.values()], targets={**TARGETS, "bert": BERT_TARGET, "memory": MEMORY_TARGET})
+        targets = {**TARGETS, "bert": BERT_TARGET, "memory": MEMORY_TARGET}
+        report(options, [*rows.values()], targets=targets, memory_budget=options.memory_budget)
     columns = ("network", "mode", "variant", "ms", "x float", "peak MiB", "x memory", "quantizers", "graph breaks")
     show("One training step", columns, [*rows.values()])
     plot(options, [*rows.values()])

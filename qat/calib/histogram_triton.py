@@ -1,4 +1,4 @@
-"""Collecting a histogram on a GPU in four launches, none of which the host waits for.
+"""Collecting a histogram on a GPU in two or four launches, none of which the host waits for.
 
 Zeros, half of what comes out of a ReLU, are not counted but what is left: thousands of atomic additions to one bin
 would wait for each other. The counts, maxima and batch numbers are those of `HistogramCalibrator`'s torch operations,
@@ -16,6 +16,8 @@ from qat.fake_quant_triton import is_dense
 from qat.triton_launch import launch
 
 BLOCK, CHUNKS = 4096, 4
+SMALL = 2**22
+"""Elements up to which they are counted by additions in global memory; `histc` adds up 2 million counts in any case."""
 
 
 @triton.jit(do_not_specialize=["batch"])  # type: ignore[untyped-decorator]
@@ -67,9 +69,12 @@ def _advance(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _bins_kernel(  # type: ignore[no-untyped-def]
     x_ptr, exponent_ptr, out_ptr, counts_ptr, size,
-    big: tl.constexpr, log_bins: tl.constexpr, bins: tl.constexpr, block: tl.constexpr,
+    big: tl.constexpr, log_bins: tl.constexpr, bins: tl.constexpr, direct: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The bin of each |x|, int32; -1 for zero, NaN and infinity, and the latter two are taken off bin 0."""
+    """The bin of each |x|, int32; -1 for zero, NaN and infinity, and the latter two are taken off bin 0.
+
+    With `direct` the bins are counted at once, the zeros of a block in one addition.
+    """
     start = tl.program_id(0)
     if big:
         start = start.to(tl.int64)
@@ -78,11 +83,18 @@ def _bins_kernel(  # type: ignore[no-untyped-def]
     factor = ((log_bins + 127 - tl.load(exponent_ptr)).to(tl.int32) << 23).to(tl.float32, bitcast=True)
     place = tl.abs(tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)) * factor
     counted = place < bins
-    places = tl.where(counted & (place != 0.0), tl.where(counted, place, 0.0).to(tl.int32), -1)
-    tl.store(out_ptr + offsets, places, mask=mask)
-    bad = tl.sum((mask & (counted == 0)).to(tl.int32), 0)
-    if bad > 0:
-        tl.atomic_add(counts_ptr, -bad.to(tl.int64))
+    rest = place != 0.0
+    index = tl.where(counted, place, 0.0).to(tl.int32)
+    if direct:
+        tl.atomic_add(counts_ptr + index, tl.full((block,), 1, tl.int64), mask=mask & counted & rest)
+        zeros = tl.sum((mask & (rest == 0)).to(tl.int32), 0)
+        if zeros > 0:
+            tl.atomic_add(counts_ptr, zeros.to(tl.int64))
+    else:
+        tl.store(out_ptr + offsets, tl.where(counted & rest, index, -1), mask=mask)
+        bad = tl.sum((mask & (counted == 0)).to(tl.int32), 0)
+        if bad > 0:
+            tl.atomic_add(counts_ptr, -bad.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["size"])  # type: ignore[untyped-decorator]
@@ -113,8 +125,12 @@ def collect(
     constants = (size >= 2**31 - BLOCK * CHUNKS, bins.bit_length() - 1, bins)
     statistics = (x, seen, maximum, bad_batch, counts, exponent)
     launch(_range_kernel, -(-size // (BLOCK * CHUNKS)), statistics, (size,), (batch,), (*constants, CHUNKS, BLOCK), 8)
-    places = torch.empty(size, dtype=torch.int32, device=x.device)
-    launch(_bins_kernel, -(-size // BLOCK), (x, exponent, places, counts), (size,), (), (*constants, BLOCK), 8)
+    direct = size <= SMALL
+    places = None if direct else torch.empty(size, dtype=torch.int32, device=x.device)
+    pointers = (x, exponent, places, counts)
+    launch(_bins_kernel, -(-size // BLOCK), pointers, (size,), (), (*constants, direct, BLOCK), 8)
+    if places is None:
+        return
     for piece in torch.split(places, 2**30) if size > 2**30 else (places,):
         found = count_places(piece, bins)
         launch(_add_kernel, 1, (counts, found), (), (piece.numel(),), (bins,), 8)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch only")
 
 CODE = """
-import math, torch
+import itertools, math, torch
 from qat.calib import HistogramCalibrator, histogram, histogram_triton
 
 # torch counts integers on a GPU only.
@@ -18,7 +18,8 @@ torch.manual_seed(0)
 batches = [torch.zeros(7), torch.randn(2, 3, 4, 5) * 1e-3, torch.randn(5000), torch.randn(4096) * 100,
            torch.full((3,), 1e-38), torch.randn(6, 8)[:, ::2] * 1e30, torch.randn(9).to(torch.bfloat16),
            torch.randn(10, dtype=torch.float64), torch.empty(0, 3), torch.tensor([-4.0, 1.0]), torch.tensor([2.0**100])]
-for extra in ([], [torch.tensor([1.0, math.nan])], [torch.tensor([-math.inf, 2.0]), torch.tensor([math.nan])]):
+extras = [], [torch.tensor([1.0, math.nan])], [torch.tensor([-math.inf, 2.0]), torch.tensor([math.nan])]
+for extra, histogram_triton.SMALL in itertools.product(extras, (0, 2**22)):
     histogram._gpu_kernels = lambda x: None
     plain, fused = HistogramCalibrator(), HistogramCalibrator()
     for batch in (*batches, *extra):

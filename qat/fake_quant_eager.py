@@ -63,7 +63,7 @@ class _KeepingBits(torch.autograd.Function):
 def _unpacked_relu(x: Tensor) -> Any:
     """The autograd node of the ReLU that x is the result of, unless its saved result is packed already; else None."""
     node: Any = x.grad_fn
-    if node is None or x.numel() < SMALLEST_PACKED or node.name() != "ReluBackward0" or "qat_packed" in node.metadata:
+    if type(node).__name__ != "ReluBackward0" or x.numel() < SMALLEST_PACKED or "qat_packed" in node.metadata:
         return None
     return node
 

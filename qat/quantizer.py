@@ -183,13 +183,19 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         if self.amax_mode is AmaxMode.REESTIMATED and self.training:
             if not self.fixed:
                 self._reestimate(x.detach(), self.descriptor.narrow_range or isinstance(x, nn.Parameter))
-            return self._fake_quantize(x)
+            return self._fake_quantize(x, amax)
         y = None if torch.compiler.is_compiling() else self._from_others(x, amax)
-        return self._fake_quantize(x) if y is None else y
+        return self._fake_quantize(x, amax) if y is None else y
 
-    def _fake_quantize(self, x: Tensor) -> Tensor:
+    def _fake_quantize(self, x: Tensor, amax: Tensor) -> Tensor:
         d = self.descriptor
-        return fake_quantize(x, self._amax_in_use(), d.axis, d.min_bound, d.max_bound)
+        if self.amax_mode is AmaxMode.LEARNED:
+            amax = amax.abs()
+        elif self.amax_mode is AmaxMode.REESTIMATED and self.training:
+            amax = (
+                amax.clone()
+            )  # a shared quantizer moves again before the backward pass, which needs this call's value
+        return fake_quantize(x, amax, d.axis, d.min_bound, d.max_bound)
 
     def _from_others(self, x: Tensor, amax: Tensor) -> Tensor | None:
         """A weight together with the model's others, a tensor that another reader had a moment ago from memory."""
@@ -201,15 +207,9 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
             return None
         y = last.get(x, amax, d)
         if y is None:
-            y = self._fake_quantize(x)
+            y = self._fake_quantize(x, amax)
             last.put(x, amax, d, y)
         return y
-
-    def _amax_in_use(self) -> Tensor:
-        if self.amax_mode is AmaxMode.LEARNED:
-            return self._amax.abs()
-        # A shared quantizer moves again before the backward pass, which needs the value of this call.
-        return self._amax.clone() if self.amax_mode is AmaxMode.REESTIMATED and self.training else self._amax
 
     @torch.no_grad()
     def _reestimate(self, x: Tensor, weight: bool) -> None:

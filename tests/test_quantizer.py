@@ -230,7 +230,7 @@ def test_one_result_for_all_readers_of_a_tensor_while_nothing_changed() -> None:
 def test_readers_under_autocast_share_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer casts the result and lets it go: it must be held for the others, and let go after the last."""
     calls: list[int] = []
-    monkeypatch.setattr(TensorQuantizer, "_fake_quantize", lambda q, x: (calls.append(1), x * 2)[1])
+    monkeypatch.setattr(TensorQuantizer, "_fake_quantize", lambda q, x, amax: (calls.append(1), x * 2)[1])
     quantizer = calibrated(TensorQuantizer(), torch.randn(50))
     quantizer.last_result = LastResult()
     layers = [nn.Linear(8, 8) for _ in range(3)]

@@ -7,7 +7,8 @@ All rows start from the float model that the run trains first. "hard" rows have 
 maximum as amax, with which PTQ loses more. QAT is done with every seed of `qat.seeds`; its metrics are those of the
 last epoch, so that nothing is chosen by them, in the precision it was trained in. Distillation has `qat.distill`, or
 weight 1 and temperature 2 without one. An improvement that refuses the network has a row that says why. Each row is
-kept as it is made, and a run started again goes on. Writes results/accuracy_<data>_<network>.json and prints a table.
+kept as it is made, and a run started again goes on. Writes results/accuracy_<data>_<network>.json, with the names of
+the parts where not all are made, and prints a table.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def main(args: list[str]) -> int:
     base = Classification(config)
     float_model = base.float_model()
     found = {**start(config, str(base.device)), "float": base.evaluate(float_model), "rows": []}
-    path = options.results / f"accuracy_{config.data.name}_{config.model.name}.json"
+    parts = "" if set(options.parts) == set(PARTS) else "_" + "_".join(options.parts)
+    path = options.results / f"accuracy_{config.data.name}_{config.model.name}{parts}.json"
     for row in every_row(base, options.parts):
         found["rows"].append(row)
         write_json(path, found)
@@ -75,13 +77,13 @@ def main(args: list[str]) -> int:
 
 def every_row(base: Classification, parts: Collection[str] = PARTS) -> Iterator[Row]:
     """Rows in the order of the table; the float model is there."""
-    hard = replace(base.config.quant, **HARD)
     if "plain" in parts:
         yield from ptq_and_qat(base, "", tuple(kinds_of_qat(base.config.qat)))
     if "improved" in parts:
         yield from improved_rows(base)
     if "hard" in parts:
-        yield from ptq_and_qat(variant(base, "hard", hard), "hard: ", ("QAT", "QAT, learned"))
+        hard = variant(base, "hard", replace(base.config.quant, **HARD))
+        yield from ptq_and_qat(hard, "hard: ", ("QAT", "QAT, learned"))
 
 
 def improved_rows(base: Classification) -> Iterator[Row]:

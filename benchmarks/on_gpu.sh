@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every figure that needs a GPU, in one run: GPU tests, then speed with the GPU to itself, then accuracy on CIFAR-10.
 #
-#     benchmarks/on_gpu.sh /data/cifar10                  # all of it, an hour on an H200
+#     benchmarks/on_gpu.sh /data/cifar10                  # all of it
 #     PARTS="tests speed" benchmarks/on_gpu.sh            # tests speed compiled accuracy
 #     EPOCHS=30 NETWORKS="resnet50" PARTS=accuracy benchmarks/on_gpu.sh /data/cifar10
 #
@@ -44,6 +44,7 @@ for part in ${PARTS:-tests speed compiled accuracy}; do
         step "compiled_$network" "$python" benchmarks/qat_step.py --networks "$network" --modes compiled
       done ;;
     accuracy)
+      : "${data:?the folder of CIFAR-10 comes first}"
       for network in ${NETWORKS:-mobilenet_v2 efficientnet_b0 resnet50}; do
         accuracy "$network" "cifar10_${network%_b0}" &
       done

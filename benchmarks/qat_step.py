@@ -70,14 +70,15 @@ def main(args: list[str]) -> int:
 
 
 def earlier_rows(options: argparse.Namespace) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Rows there are from the same commit and hardware."""
+    """Rows there are from the same commit, hardware and settings."""
     from qat.report import environment
 
     if not options.results.exists():
         return {}
     before, now = json.loads(options.results.read_text()), environment()
     same = all(before["environment"][key] == now[key] for key in ("commit", "gpu", "cpu", "packages"))
-    same = same and before["quick"] == options.quick and before["device"] == options.device
+    settings = {key: getattr(options, key) for key in ("quick", "device", "memory_budget")}
+    same = same and all(before.get(key) == value for key, value in settings.items())
     return {(r["network"], r["mode"], r["variant"]): r for r in before["rows"]} if same else {}
 
 

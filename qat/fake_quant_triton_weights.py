@@ -110,9 +110,9 @@ def make_layout(weights: Sequence[Tensor], amaxes: Sequence[Tensor]) -> Layout:
 def _laid_out(layout: Layout, like: Tensor, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
     """Memory for all weights end to end, and its parts with the weights' shapes and strides; none is a view."""
     flat = torch.empty(layout.size, dtype=dtype, device=like.device)
-    storage, empty = flat.untyped_storage(), torch.empty
+    storage = flat.untyped_storage()
     return flat, [
-        empty(0, dtype=dtype, device=flat.device).set_(storage, place, shape, strides)
+        torch.empty(0, dtype=dtype, device=flat.device).set_(storage, place, shape, strides)
         for shape, strides, place in layout.parts
     ]
 

@@ -192,9 +192,8 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         if self.amax_mode is AmaxMode.LEARNED:
             amax = amax.abs()
         elif self.amax_mode is AmaxMode.REESTIMATED and self.training:
-            amax = (
-                amax.clone()
-            )  # a shared quantizer moves again before the backward pass, which needs this call's value
+            # A shared quantizer moves again before the backward pass, which needs the value of this call.
+            amax = amax.clone()
         return fake_quantize(x, amax, d.axis, d.min_bound, d.max_bound)
 
     def _from_others(self, x: Tensor, amax: Tensor) -> Tensor | None:

@@ -61,21 +61,21 @@ class HistogramCalibrator:
             if kernels is None:
                 self._count(x, self._max.update(x))
             else:
-                counts, exponent = self._statistics(x.device)
+                counts, exponent, seen = self._statistics(x.device)
                 maximum, bad_batch = self._max.statistics(exponent)
-                if self._seen is None:
-                    self._seen = torch.zeros(2, dtype=torch.int32, device=x.device)
-                kernels.collect(x, maximum, bad_batch, self._max._batches, counts, exponent, self._seen)
+                kernels.collect(x, maximum, bad_batch, self._max._batches, counts, exponent, seen)
         self._max._batches += 1
 
-    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if self._counts is None or self._exponent is None:
+    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Counts, exponent of the range, and what the GPU's kernels tell each other; made where there are none."""
+        if self._counts is None or self._exponent is None or self._seen is None:
             self._counts = torch.zeros(self.num_bins, dtype=torch.int64, device=device)
             self._exponent = torch.full((), MIN_EXPONENT, dtype=torch.int64, device=device)
-        return self._counts, self._exponent
+            self._seen = torch.zeros(2, dtype=torch.int32, device=device)
+        return self._counts, self._exponent, self._seen
 
     def _count(self, x: Tensor, batch_max: Tensor) -> None:
-        counts, before = self._statistics(x.device)
+        counts, before, _ = self._statistics(x.device)
         usable = torch.where(torch.isfinite(batch_max), batch_max, 0.0)
         # frexp gives zero the exponent 0, and a batch of zeros must not widen the range.
         exponent = torch.maximum(torch.where(usable > 0, torch.frexp(usable).exponent.long(), before), before)

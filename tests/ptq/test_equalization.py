@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import qat
 from digits_networks import accuracy, batches, quantized, trained, unbalance
 from qat.errors import ConfigError
-from qat.ptq import equalize
+from qat.ptq import equalization, equalize
 from qat.ptq.channels import channel_range, channels, multiply_channels
 from qat.quantizer import named_quantizers
 
@@ -214,3 +214,26 @@ def test_dead_channels_and_high_biases_do_not_blow_up_activations() -> None:
     equalize(model, x)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     assert model[:2](x).max() <= before * 1.001
+
+
+def test_outputs_are_compared_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU its rounding, multiplied by dozens of layers, looked like another function."""
+    seen: list[tuple[bool, bool]] = []
+
+    def flags() -> tuple[bool, bool]:
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    def measure(*args: Any) -> Any:
+        seen.append(flags())
+        return real(*args)
+
+    real = equalization._measure
+    monkeypatch.setattr(equalization, "_measure", measure)
+    usual = flags()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    try:
+        equalize(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(4, 6))
+        assert seen == [(False, False)] * 2
+        assert flags() == (True, True)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = usual

@@ -7,10 +7,12 @@
 
 ResNet-50 and EfficientNet-B0 (batch 128, 224 px, channels_last) and a BERT-base-sized encoder (12 layers, sequence 384,
 batch 32): forward and backward in bf16 autocast, SGD step; every convolution's and linear layer's input and weight
-quantized, residual adds too (`ours`). The float step is measured in the same process before and after. Medians of 20
-by CUDA events; peak memory as torch allocated it; compiled steps by torch.compile with default settings. A toolkit that
-cannot be imported or refuses gets a row that says so. Fake quantization is compared with float64 before anything is
-timed. Rows of the same commit and GPU in the results file stay, so a network a call is possible.
+quantized, residual adds too (`ours`). Steps take turns with steps of the float network in the same process, and each
+row has its own float time. Medians of 20 by CUDA events; "gpu ms" is the part of it in which the GPU works, from its
+profiler; peak memory as torch allocated it; compiled steps by torch.compile in its default mode or another
+(`--compile-mode`). A toolkit that cannot be imported or refuses gets a row that says so. Fake quantization is compared
+with float64 before anything is timed. Rows of the same commit and GPU in the results file stay, so a network a call is
+possible.
 
 Targets, over float: eager 1.15 in time (BERT 1.20), compiled 1.10, peak memory 1.15.
 """
@@ -31,10 +33,22 @@ from tqdm import tqdm
 
 from qat_step_networks import NETWORKS, Network
 from qat_step_variants import VARIANTS
-from timing import arguments, autocast, bars, check_fake_quantize, median_ms, peak_mib, report, show
+from timing import (
+    REPEATS,
+    alternating_ms,
+    arguments,
+    autocast,
+    bars,
+    check_fake_quantize,
+    gpu_ms,
+    peak_mib,
+    report,
+    show,
+)
 
 TARGETS = {"eager": 1.15, "compiled": 1.10}
 BERT_TARGET, MEMORY_TARGET = 1.20, 1.15
+SETTINGS = ("memory_budget", "compile_mode")
 
 
 def main(args: list[str]) -> int:
@@ -43,8 +57,11 @@ def main(args: list[str]) -> int:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=[*NETWORKS])
     parser.add_argument("--modes", nargs="+", choices=TARGETS, default=[*TARGETS])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
-    parser.add_argument("--compiled-variants", nargs="+", choices=VARIANTS, default=["float", "ours", "float again"])
+    parser.add_argument("--compiled-variants", nargs="+", choices=VARIANTS, default=["float", "ours"])
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    parser.add_argument(
+        "--compile-mode", default="default", help="of torch.compile with inductor: reduce-overhead, ..."
+    )
     parser.add_argument("--memory-budget", type=float, default=1.0, help="torch.compile's activation_memory_budget")
     options = parser.parse_args(args)
     torch._functorch.config.activation_memory_budget = options.memory_budget
@@ -62,8 +79,20 @@ def main(args: list[str]) -> int:
         rows[network, mode, variant] = measure(network, mode, variant, options, device)
         compare(rows)
         targets = {**TARGETS, "bert": BERT_TARGET, "memory": MEMORY_TARGET}
-        report(options, [*rows.values()], targets=targets, memory_budget=options.memory_budget)
-    columns = ("network", "mode", "variant", "ms", "x float", "peak MiB", "x memory", "quantizers", "graph breaks")
+        settings = {key: getattr(options, key) for key in SETTINGS}
+        report(options, [*rows.values()], targets=targets, **settings)
+    columns = (
+        "network",
+        "mode",
+        "variant",
+        "ms",
+        "x float",
+        "x gpu",
+        "peak MiB",
+        "x memory",
+        "quantizers",
+        "graph breaks",
+    )
     show("One training step", columns, [*rows.values()])
     plot(options, [*rows.values()])
     return 0 if device.type == "cpu" or all(met(row) for row in rows.values() if row["variant"] == "ours") else 1
@@ -77,8 +106,7 @@ def earlier_rows(options: argparse.Namespace) -> dict[tuple[str, str, str], dict
         return {}
     before, now = json.loads(options.results.read_text()), environment()
     same = all(before["environment"][key] == now[key] for key in ("commit", "gpu", "cpu", "packages"))
-    settings = {key: getattr(options, key) for key in ("quick", "device", "memory_budget")}
-    same = same and all(before.get(key) == value for key, value in settings.items())
+    same = same and all(before.get(key) == getattr(options, key) for key in ("quick", "device", *SETTINGS))
     return {(r["network"], r["mode"], r["variant"]): r for r in before["rows"]} if same else {}
 
 
@@ -86,23 +114,36 @@ def measure(name: str, mode: str, variant: str, options: argparse.Namespace, dev
     """Time and peak memory of one training step; `missing` where the variant cannot be had."""
     row: dict[str, Any] = {"network": name, "mode": mode, "variant": variant}
     network = NETWORKS[name](options.quick)
-    torch.manual_seed(0)
     clear(device)
     try:
-        model, quantizers = VARIANTS[variant](network, device)
+        model, quantizers = built(variant, network, device)
     except Exception as error:  # other toolkits raise whatever they like
         first = (str(error).strip().splitlines() or [""])[0]
         return {**row, "missing": f"{type(error).__name__}: {first[:200]}"}
-    step = training_step(model, network, device, options.backend if mode == "compiled" else None)
-    warmup = 1 if options.quick else 8
-    timed = median_ms(step, device, 3 if options.quick else 20, warmup)
-    row |= {**timed, "peak MiB": peak_mib(step, device), "quantizers": quantizers}
+    step = training_step(model, network, device, options if mode == "compiled" else None)
+    repeats, warmup = (3, 1) if options.quick else (REPEATS, 8)
+    for _ in range(warmup):
+        step()
+    row |= {"peak MiB": peak_mib(step, device), "quantizers": quantizers}
     if mode == "compiled":
         counters = torch._dynamo.utils.counters
         row |= {"graph breaks": sum(counters["graph_break"].values()), "graphs": counters["stats"]["unique_graphs"]}
-    del model, step
+    steps = [step]
+    if variant != "float":
+        base, _ = built("float", network, device)
+        steps.append(training_step(base, network, device, options if mode == "compiled" else None))
+    timed = alternating_ms(steps, device, repeats, warmup)
+    row |= {**timed[0], "float ms": timed[-1]["ms"], "gpu ms": gpu_ms(step, device)}
+    row["x float"] = round(row["ms"] / row["float ms"], 4)
+    del model, step, steps
     clear(device)
     return row
+
+
+def built(variant: str, network: Network, device: torch.device) -> tuple[nn.Module, int]:
+    """A variant from the same random weights as every other."""
+    torch.manual_seed(0)
+    return VARIANTS[variant](network, device)
 
 
 def clear(device: torch.device) -> None:
@@ -115,15 +156,18 @@ def clear(device: torch.device) -> None:
 
 
 def training_step(
-    model: nn.Module, network: Network, device: torch.device, backend: str | None
+    model: nn.Module, network: Network, device: torch.device, compiler: argparse.Namespace | None
 ) -> Callable[[], Tensor]:
-    """Forward, backward and SGD on one batch that stays on the device."""
+    """Forward, backward and SGD on one batch that stays on the device; eager without the options for a compiler."""
     model.train()
     x, target = (t.to(device) for t in network.batch())
     if x.dim() == 4:
         x = x.contiguous(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    run: Any = model if backend is None else torch.compile(model, backend=backend)
+    run: Any = model
+    if compiler is not None:
+        mode = compiler.compile_mode if compiler.backend == "inductor" else None
+        run = torch.compile(model, backend=compiler.backend, mode=mode)
 
     def step() -> Tensor:
         with autocast(device):
@@ -141,10 +185,10 @@ def training_step(
 
 
 def compare(rows: dict[tuple[str, str, str], dict[str, Any]]) -> None:
-    """Fill in the ratios to the float step of the same network and mode."""
+    """Fill in the ratios of what does not depend on the moment to the float row of the same network and mode."""
     for (network, mode, _), row in rows.items():
         base = rows.get((network, mode, "float"), {})
-        for key, ratio in (("ms", "x float"), ("peak MiB", "x memory")):
+        for key, ratio in (("gpu ms", "x gpu"), ("peak MiB", "x memory")):
             if base.get(key) and row.get(key):
                 row[ratio] = round(row[key] / base[key], 4)
 

@@ -123,6 +123,5 @@ VARIANTS: Mapping[str, Variant] = {
     "torch fake_quantize": _native,
     "Model Optimizer": _modelopt,
     "pytorch-quantization": _pytorch_quantization,
-    "float again": _float,
 }
 """By name: builds the model, on the device and calibrated, and counts its quantizers."""

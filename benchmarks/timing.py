@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from qat.errors import QatError
 from qat.fake_quant import fake_quantize
@@ -41,26 +42,58 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def median_ms(run: Callable[[], Any], device: torch.device, repeats: int = REPEATS, warmup: int = 5) -> dict[str, Any]:
-    """Time calls of `run` one by one, by CUDA events on a GPU: median, and the quartiles, in milliseconds."""
-    for _ in range(warmup):
-        run()
+def alternating_ms(
+    runs: Sequence[Callable[[], Any]], device: torch.device, repeats: int = REPEATS, warmup: int = 5
+) -> list[dict[str, Any]]:
+    """Time calls one by one and in turn, by CUDA events on a GPU: median and quartiles of each in milliseconds.
+
+    A machine that is slower for a while is so for all of them.
+    """
+    for run in runs:
+        for _ in range(warmup):
+            run()
     synchronize(device)
-    times = []
+    times: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
-        if device.type == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
+        for run, found in zip(runs, times, strict=True):
+            found.append(_once_ms(run, device))
+    return [_median(found) for found in times]
+
+
+def median_ms(run: Callable[[], Any], device: torch.device, repeats: int = REPEATS, warmup: int = 5) -> dict[str, Any]:
+    """The same of one."""
+    return alternating_ms([run], device, repeats, warmup)[0]
+
+
+def _once_ms(run: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        run()
+        return 1000 * (time.perf_counter() - begin)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _median(times: Sequence[float]) -> dict[str, Any]:
+    low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else [*times] * 3
+    return {"ms": round(middle, 4), "quartiles_ms": [round(low, 4), round(high, 4)], "repeats": len(times)}
+
+
+def gpu_ms(run: Callable[[], Any], device: torch.device, repeats: int = 3) -> float | None:
+    """Milliseconds of a call in which the GPU works, however long the host takes to tell it; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
             run()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-        else:
-            begin = time.perf_counter()
-            run()
-            times.append(1000 * (time.perf_counter() - begin))
-    low, middle, high = statistics.quantiles(times, n=4) if repeats > 1 else times * 3
-    return {"ms": round(middle, 4), "quartiles_ms": [round(low, 4), round(high, 4)], "repeats": repeats}
+        synchronize(device)
+    busy = sum(event.self_device_time_total for event in profiler.key_averages())
+    return round(busy / repeats / 1000, 4)
 
 
 def peak_mib(run: Callable[[], Any], device: torch.device) -> float | None:

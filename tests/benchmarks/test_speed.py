@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def run(benchmark: Any, folder: Path, *more: str) -> dict[str, Any]:
 def test_steps_are_compared_with_the_float_step_of_the_same_run(tmp_path: Path) -> None:
     chosen = ["--networks", "bert", "--modes", "eager", "--variants", "float", "ours", "Model Optimizer"]
     rows = {row["variant"]: row for row in run(qat_step, tmp_path, *chosen)["rows"]}
-    assert rows["ours"]["x float"] == pytest.approx(rows["ours"]["ms"] / rows["float"]["ms"], abs=1e-3)
+    assert rows["ours"]["x float"] == pytest.approx(rows["ours"]["ms"] / rows["ours"]["float ms"], abs=1e-3)
+    assert rows["float"]["x float"] == 1
     assert (rows["float"]["quantizers"], rows["ours"]["quantizers"]) == (0, 22)
     assert "ms" in rows["Model Optimizer"] or "modelopt" in rows["Model Optimizer"]["missing"]
     again = run(qat_step, tmp_path, *chosen[:4], "--variants", "torch fake_quantize")
@@ -43,7 +45,7 @@ def test_steps_are_compared_with_the_float_step_of_the_same_run(tmp_path: Path) 
 
 def test_compiled_step_has_no_graph_break() -> None:
     class Options:
-        quick, backend = True, "aot_eager"
+        quick, backend, compile_mode = True, "aot_eager", "default"
 
     row = qat_step.measure("bert", "compiled", "ours", Options, CPU)  # type: ignore[arg-type]
     assert (row["graph breaks"], row["graphs"]) == (0, 1)
@@ -86,4 +88,10 @@ def calibrated_values() -> int:
 def test_median_and_quartiles() -> None:
     found = timing.median_ms(lambda: None, CPU, repeats=5, warmup=1)
     assert found["quartiles_ms"][0] <= found["ms"] <= found["quartiles_ms"][1]
-    assert timing.peak_mib(lambda: None, CPU) is None
+    assert timing.peak_mib(lambda: None, CPU) is None and timing.gpu_ms(lambda: None, CPU) is None
+
+
+def test_alternating_calls_take_turns() -> None:
+    calls: list[str] = []
+    first, second = timing.alternating_ms([lambda: calls.append("a"), lambda: time.sleep(0.01)], CPU, 3, warmup=0)
+    assert calls == ["a"] * 3 and second["ms"] > first["ms"] and second["repeats"] == 3

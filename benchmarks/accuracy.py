@@ -6,9 +6,9 @@
 All rows start from the float model that the run trains first. "hard" rows have one scale for a whole weight and the
 maximum as amax, with which PTQ loses more. QAT is done with every seed of `qat.seeds`; its metrics are those of the
 last epoch, so that nothing is chosen by them, in the precision it was trained in. Distillation has `qat.distill`, or
-weight 1 and temperature 2 without one. An improvement that refuses the network has a row that says why. Each row is
-kept as it is made, and a run started again goes on. Writes results/accuracy_<data>_<network>.json, with the names of
-the parts where not all are made, and prints a table.
+weight 1 and temperature 2 without one. An improvement that refuses the network has a row that says why, as has a QAT
+that diverges. Each row is kept as it is made, and a run started again goes on. Writes
+results/accuracy_<data>_<network>.json, with the names of the parts where not all are made, and prints a table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 from _common import run_main
 from qat.calibration import MethodResult
-from qat.errors import QatError
+from qat.errors import QatError, TrainingError
 from qat.files import write_json
 from qat.ptq import STEPS
 from qat.report import format_table
@@ -142,7 +142,11 @@ def ptq_and_qat(run: Classification, prefix: str, names: Collection[str]) -> Ite
     for name, how in kinds_of_qat(run.config.qat).items():
         if name in names:
             folder = run.config.folder / name.replace(" ", "_").replace(",", "")
-            tuned = [run.tune(model, seed, how, folder / f"seed{seed}")[1] for seed in how.seeds]
+            try:
+                tuned = [run.tune(model, seed, how, folder / f"seed{seed}")[1] for seed in how.seeds]
+            except TrainingError as error:  # the loss is no number
+                yield {"name": f"{prefix}{name}", "refused": str(error)}
+                continue
             metrics = [result.history[-1]["metrics"] for result in tuned]
             yield {"name": f"{prefix}{name}", "epochs": len(tuned[0].history), "metrics": metrics}
 

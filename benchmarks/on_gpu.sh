@@ -22,7 +22,7 @@ step() { # name of the log, command
 
 accuracy() { # network, configuration
   local run="runs/on_gpu/$1" qat=$(((epochs + 9) / 10))
-  local common=(--config "configs/$2.yaml" --data-dir "$data" --qat.epochs "$qat" --data.batch_size 500)
+  local common=(--config "configs/$2.yaml" --data-dir "$data" --qat.epochs "$qat")
   step "accuracy_$1" "$python" benchmarks/accuracy.py "${common[@]}" --output_dir "$run" \
     --float_train.epochs "$epochs" --quant.rounding.steps 300
   step "peers_$1" "$python" benchmarks/peers_accuracy.py "${common[@]}" --output_dir "$run/peers" \

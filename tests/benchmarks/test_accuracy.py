@@ -1,6 +1,7 @@
-"""The accuracy benchmark goes on where an improvement refuses the network."""
+"""The accuracy benchmark goes on where an improvement refuses the network or a QAT diverges."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -8,7 +9,7 @@ import pytest
 
 import accuracy
 from qat.calibration import MethodResult
-from qat.errors import ConfigError
+from qat.errors import ConfigError, TrainingError
 from recipes.config import QatConfig, QuantConfig
 
 
@@ -44,3 +45,17 @@ def test_a_refusal_is_a_row_and_the_others_are_made(monkeypatch: pytest.MonkeyPa
     text = accuracy.table(found)
     assert "refused" in text
     assert all(row["name"] in text for row in others)
+
+
+def test_a_qat_that_diverges_is_a_row_and_the_next_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def tune(_model: None, seed: int, how: QatConfig, _folder: Path) -> tuple[None, SimpleNamespace]:
+        if how.train.amax_mode == "learned":
+            raise TrainingError("the loss is nan")
+        return None, SimpleNamespace(history=[{"metrics": {"top1": 80.0 + seed}}])
+
+    monkeypatch.setattr(accuracy, "calibrated", lambda _run: (None, [MethodResult("max", {"top1": 10.0})]))
+    config = SimpleNamespace(qat=QatConfig(seeds=(0, 1)), folder=tmp_path)
+    run: Any = SimpleNamespace(config=config, tune=tune)
+    ptq, learned, distilled = accuracy.ptq_and_qat(run, "hard: ", ("QAT, learned", "QAT + distillation"))
+    assert learned == {"name": "hard: QAT, learned", "refused": "the loss is nan"}
+    assert (ptq["metrics"], distilled["metrics"]) == ([{"top1": 10.0}], [{"top1": 80.0}, {"top1": 81.0}])

@@ -40,6 +40,7 @@ for part in ${PARTS:-tests speed compiled accuracy}; do
         step "step_$network" "$python" benchmarks/qat_step.py --networks "$network" --modes eager
       done ;;
     compiled)
+      step compiled_ways "$python" benchmarks/compiled_ways.py
       for network in resnet50 efficientnet_b0 bert; do
         step "compiled_$network" "$python" benchmarks/qat_step.py --networks "$network" --modes compiled
       done ;;

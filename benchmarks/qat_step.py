@@ -9,10 +9,10 @@ ResNet-50 and EfficientNet-B0 (batch 128, 224 px, channels_last) and a BERT-base
 batch 32): forward and backward in bf16 autocast, SGD step; every convolution's and linear layer's input and weight
 quantized, residual adds too (`ours`). Steps take turns with steps of the float network in the same process, and each
 row has its own float time. Medians of 20 by CUDA events; "gpu ms" is the part of it in which the GPU works, from its
-profiler; peak memory as torch allocated it; compiled steps by torch.compile in its default mode or another
-(`--compile-mode`). A toolkit that cannot be imported or refuses gets a row that says so. Fake quantization is compared
-with float64 before anything is timed. Rows of the same commit and GPU in the results file stay, so a network a call is
-possible.
+profiler; peak memory as torch allocated it; compiled steps by torch.compile in its default mode, as
+`qat.training` does it (`benchmarks/compiled_ways.py` has others). A toolkit that cannot be imported or refuses gets a
+row that says so. Fake quantization is compared with float64 before anything is timed. Rows of the same commit and GPU
+in the results file stay, so a network a call is possible.
 
 Targets, over float: eager 1.15 in time (BERT 1.20), compiled 1.10, peak memory 1.15.
 """
@@ -23,7 +23,7 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ import torch._functorch.config
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from qat.training import recomputed_masks
 from qat_step_networks import NETWORKS, Network
 from qat_step_variants import VARIANTS
 from timing import (
@@ -48,7 +49,6 @@ from timing import (
 
 TARGETS = {"eager": 1.15, "compiled": 1.10}
 BERT_TARGET, MEMORY_TARGET = 1.20, 1.15
-SETTINGS = ("memory_budget", "compile_mode")
 
 
 def main(args: list[str]) -> int:
@@ -59,12 +59,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
     parser.add_argument("--compiled-variants", nargs="+", choices=VARIANTS, default=["float", "ours"])
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
-    parser.add_argument(
-        "--compile-mode", default="default", help="of torch.compile with inductor: reduce-overhead, ..."
-    )
-    parser.add_argument("--memory-budget", type=float, default=1.0, help="torch.compile's activation_memory_budget")
     options = parser.parse_args(args)
-    torch._functorch.config.activation_memory_budget = options.memory_budget
     device = torch.device(options.device)
     print(f"{check_fake_quantize(device)} values equal float64's")
     rows = earlier_rows(options)
@@ -79,8 +74,7 @@ def main(args: list[str]) -> int:
         rows[network, mode, variant] = measure(network, mode, variant, options, device)
         compare(rows)
         targets = {**TARGETS, "bert": BERT_TARGET, "memory": MEMORY_TARGET}
-        settings = {key: getattr(options, key) for key in SETTINGS}
-        report(options, [*rows.values()], targets=targets, **settings)
+        report(options, [*rows.values()], targets=targets)
     columns = (
         "network",
         "mode",
@@ -106,7 +100,7 @@ def earlier_rows(options: argparse.Namespace) -> dict[tuple[str, str, str], dict
         return {}
     before, now = json.loads(options.results.read_text()), environment()
     same = all(before["environment"][key] == now[key] for key in ("commit", "gpu", "cpu", "packages"))
-    same = same and all(before.get(key) == getattr(options, key) for key in ("quick", "device", *SETTINGS))
+    same = same and all(before.get(key) == getattr(options, key) for key in ("quick", "device"))
     return {(r["network"], r["mode"], r["variant"]): r for r in before["rows"]} if same else {}
 
 
@@ -156,9 +150,16 @@ def clear(device: torch.device) -> None:
 
 
 def training_step(
-    model: nn.Module, network: Network, device: torch.device, compiler: argparse.Namespace | None
+    model: nn.Module,
+    network: Network,
+    device: torch.device,
+    compiler: argparse.Namespace | None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Callable[[], Tensor]:
-    """Forward, backward and SGD on one batch that stays on the device; eager without the options for a compiler."""
+    """Forward, backward and SGD on one batch that stays on the device; eager without the options for a compiler.
+
+    `settings` are AOTAutograd's, over those of `qat.training`.
+    """
     model.train()
     x, target = (t.to(device) for t in network.batch())
     if x.dim() == 4:
@@ -166,7 +167,7 @@ def training_step(
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     run: Any = model
     if compiler is not None:
-        mode = compiler.compile_mode if compiler.backend == "inductor" else None
+        mode = getattr(compiler, "compile_mode", "default") if compiler.backend == "inductor" else None
         run = torch.compile(model, backend=compiler.backend, mode=mode)
 
     def step() -> Tensor:
@@ -178,7 +179,8 @@ def training_step(
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    first = step()
+    with recomputed_masks(model), torch._functorch.config.patch(**settings or {}):
+        first = step()
     if not bool(torch.isfinite(first)):
         raise RuntimeError(f"the first loss is {first.item()}")
     return step

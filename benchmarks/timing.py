@@ -56,7 +56,7 @@ def alternating_ms(
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for run, found in zip(runs, times, strict=True):
-            found.append(_once_ms(run, device))
+            found.append(once_ms(run, device))
     return [_median(found) for found in times]
 
 
@@ -65,7 +65,8 @@ def median_ms(run: Callable[[], Any], device: torch.device, repeats: int = REPEA
     return alternating_ms([run], device, repeats, warmup)[0]
 
 
-def _once_ms(run: Callable[[], Any], device: torch.device) -> float:
+def once_ms(run: Callable[[], Any], device: torch.device) -> float:
+    """Milliseconds of one call, by CUDA events on a GPU."""
     if device.type != "cuda":
         begin = time.perf_counter()
         run()

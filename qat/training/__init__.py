@@ -2,6 +2,7 @@
 
 from qat.errors import TrainingError
 from qat.training.checkpoint import load_best
+from qat.training.compiled import recomputed_masks
 from qat.training.config import TrainConfig
 from qat.training.distillation import DistillConfig, distilled_loss
 from qat.training.loader import SeededLoader, SkippableLoader, TrainLoader, make_loader, to_device
@@ -27,6 +28,7 @@ __all__ = [
     "load_best",
     "make_loader",
     "qat_epochs",
+    "recomputed_masks",
     "supervised_loss",
     "to_device",
 ]

@@ -11,6 +11,7 @@ from torch import nn
 
 from qat.distributed import world_size
 from qat.errors import ConfigError
+from qat.training.compiled import recomputed_masks
 from qat.training.loader import process_rank
 
 
@@ -55,7 +56,8 @@ def prepared_model(accelerator: Any, model: nn.Module, compile_mode: str = "no")
         prepared = accelerator.prepare_model(model)
         if compile_mode != "no":
             model.compile(mode=compile_mode)
-        yield prepared
+        with recomputed_masks(model):
+            yield prepared
     finally:
         model._compiled_call_impl = None
         accelerator.free_memory()

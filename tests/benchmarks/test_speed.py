@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import calibration
+import compiled_ways
 import fake_quant_kernels
 import import_and_export
 import qat_step
@@ -45,10 +46,17 @@ def test_steps_are_compared_with_the_float_step_of_the_same_run(tmp_path: Path) 
 
 def test_compiled_step_has_no_graph_break() -> None:
     class Options:
-        quick, backend, compile_mode = True, "aot_eager", "default"
+        quick, backend = True, "aot_eager"
 
     row = qat_step.measure("bert", "compiled", "ours", Options, CPU)  # type: ignore[arg-type]
     assert (row["graph breaks"], row["graphs"]) == (0, 1)
+
+
+def test_ways_to_compile_take_turns(tmp_path: Path) -> None:
+    chosen = ["--networks", "bert", "--ways", "float", "ours, masks saved", "--backend", "aot_eager"]
+    base, ours = run(compiled_ways, tmp_path, *chosen)["rows"]
+    assert ours["x float"] == pytest.approx(ours["ms"] / base["ms"], abs=1e-3)
+    assert base["repeats"] == compiled_ways.STEPS and ours["host ms"] > 0
 
 
 def test_every_layer_of_the_networks_is_quantized() -> None:

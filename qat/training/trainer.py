@@ -28,6 +28,7 @@ from qat.training.modes import freeze_batch_norm
 from qat.training.optim import set_learning_rate
 from qat.training.recorder import EpochRecord, Recorder, finite_or_none
 from qat.training.rng import RngState, capture_rng, restore_rng
+from qat.training.silent import silence_is_said
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -196,7 +197,8 @@ class Trainer:
                     f"the loader ended epoch {self.position.epoch} after {self.position.batch + index} batches, but "
                     f"its length is {self.batches}. Make len(loader) the number of batches it gives."
                 ) from None
-            with self._explain_memory(batch):
+            first = self.position.step == index == 0 and config.compile == "no"  # hooks would break up its graph
+            with self._explain_memory(batch), silence_is_said(self.model) if first else nullcontext():
                 self._losses.pending.append(self._forward_backward(batch, group, index == group - 1))
         with self._explain_memory(batch):
             if config.clip_norm is not None:

@@ -37,13 +37,10 @@ for part in ${PARTS:-tests speed compiled accuracy}; do
       step calibration "$python" benchmarks/calibration.py
       step kernels "$python" benchmarks/fake_quant_kernels.py
       for network in resnet50 efficientnet_b0 bert; do
-        step "step_$network" "$python" benchmarks/qat_step.py --networks "$network" --modes eager
+        step "step_$network" "$python" benchmarks/qat_step.py --networks "$network"
       done ;;
     compiled)
-      step compiled_ways "$python" benchmarks/compiled_ways.py
-      for network in resnet50 efficientnet_b0 bert; do
-        step "compiled_$network" "$python" benchmarks/qat_step.py --networks "$network" --modes compiled
-      done ;;
+      step compiled_ways "$python" benchmarks/compiled_ways.py ;;
     accuracy)
       : "${data:?the folder of CIFAR-10 comes first}"
       for network in ${NETWORKS:-mobilenet_v2 efficientnet_b0 resnet50}; do

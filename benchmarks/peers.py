@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from recipes.classification import Classification
 
 CUDA_EXT = "pytorch_quantization.cuda_ext"
+MOST_BINS = 16_384
+"""Of a histogram of pytorch-quantization that mse is searched in, which quantizes all bins once for each of them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def pytorch_quantization(base: Classification, float_model: nn.Module) -> Calibr
     """pytorch-quantization as its ResNet-50 tutorial has it: histograms for inputs, the maximum for weights.
 
     The tutorial compares methods of calibration, so the best goes on: of the configuration's percentiles and, on a GPU,
-    which it needs, mse. Layers are swapped by `quant_modules`, which leaves residual adds float.
+    which it needs, mse, unless a histogram has grown beyond `MOST_BINS`. Layers are swapped by `quant_modules`, which
+    leaves residual adds float.
     """
     kernels = provide_cuda_ext(base.device)
     importlib.import_module("absl.logging").set_verbosity("error")
@@ -92,7 +95,12 @@ def pytorch_quantization(base: Classification, float_model: nn.Module) -> Calibr
         return base.evaluate(model)[base.metric]
 
     methods = [f"percentile={p:g}" for p in base.config.quant.percentiles]
-    methods += ["mse"] if base.device.type == "cuda" else []
+    bins = max(
+        len(hist) for q in quantizers.values() if (hist := getattr(q._calibrator, "_calib_hist", None)) is not None
+    )
+    print(f"pytorch-quantization's largest histogram: {bins} bins", flush=True)
+    if base.device.type == "cuda" and bins <= MOST_BINS:
+        methods.append("mse")
     ptq = {}
     for method in methods:
         try:

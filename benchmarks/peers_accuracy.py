@@ -7,7 +7,8 @@ All start from the same float weights, calibrate on the same batches, each as it
 fine-tuned from their best PTQ model by the same loop: batches, seeds, optimizer, epochs, precision. Ours has the amax
 mode of the configuration; the peers keep amax as it was calibrated. Top-1 after QAT is that of the last epoch, so that
 nothing is chosen by it. benchmarks/peers.py says how each is used and where it comes from. One that is not installed,
-or fails, has a row that says why. Each row is kept as it is made, and a run started again goes on. Writes
+or fails, has a row that says why; a seed whose training fails is counted. Each row is kept as it is made, and a run
+started again goes on. Writes
 results/peers_accuracy_<network>.json and prints a table.
 """
 
@@ -30,9 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from _common import run_main
 from peers import Calibrated, modelopt, pytorch_quantization
 from qat import __version__, summary
-from qat.errors import QatError
+from qat.errors import QatError, TrainingError
 from qat.files import write_json
 from qat.report import format_table
+from qat.training import TrainResult
 from recipes.classification import Classification
 from recipes.config import build_parser, parse
 from recipes.results import label, spread, start, title
@@ -100,9 +102,7 @@ def row_or_reason(base: Classification, name: str, float_model: nn.Module) -> Ro
 def make_row(base: Classification, name: str, float_model: nn.Module) -> Row:
     """PTQ, then QAT with every seed."""
     calibrated = TOOLKITS[name](base, copy.deepcopy(float_model))
-    how = base.config.qat
-    folder = base.config.folder / "peers" / name
-    tuned = [base.tune(calibrated.model, seed, how, folder / f"seed{seed}")[1] for seed in how.seeds]
+    tuned, failed = tune_all(base, calibrated.model, base.config.folder / "peers" / name)
     row: Row = {
         "name": name,
         "version": calibrated.version,
@@ -111,12 +111,31 @@ def make_row(base: Classification, name: str, float_model: nn.Module) -> Row:
         "weights": sum(quantizer.endswith("weight_quantizer") for quantizer in calibrated.quantizers),
         "residual_adds": calibrated.residual_adds,
         "ptq": calibrated.ptq,
-        "epochs": len(tuned[0].history),
+        "epochs": len(tuned[0].history) if tuned else None,
         "seconds_per_epoch": [result.history[-1]["seconds"] for result in tuned],
         "metrics": [result.history[-1]["metrics"] for result in tuned],
+        "failed": failed,
     }
-    print(f"{name}: {spread([metrics['top1'] for metrics in row['metrics']])}", flush=True)
+    print(f"{name}: {after_qat(row)}", flush=True)
     return row
+
+
+def tune_all(base: Classification, model: nn.Module, folder: Path) -> tuple[list[TrainResult], dict[str, str]]:
+    """QAT with every seed: the results, and why the other seeds failed."""
+    tuned, failed = [], {}
+    for seed in base.config.qat.seeds:
+        try:
+            tuned.append(base.tune(model, seed, base.config.qat, folder / f"seed{seed}")[1])
+        except TrainingError as error:
+            failed[str(seed)] = str(error)
+    return tuned, failed
+
+
+def after_qat(row: Row) -> str:
+    """Top-1 of the seeds that came to their end, and how many did not."""
+    top1 = [metrics["top1"] for metrics in row["metrics"]]
+    lost = f"{len(row['failed'])} of {len(row['failed']) + len(top1)} seeds failed" if row.get("failed") else ""
+    return ", ".join(filter(None, [spread(top1) if top1 else "", lost]))
 
 
 def table(found: Row) -> str:
@@ -133,16 +152,17 @@ def table(found: Row) -> str:
             [
                 label(f"{row['name']} {row['version']}", top1),
                 f"{row['ptq'][method]:.2f} ({method})",
-                spread(top1),
-                f"{mean(top1) - base:+.2f}",
+                after_qat(row),
+                f"{mean(top1) - base:+.2f}" if top1 else "",
                 f"{row['weights']} of {layers}",
                 str(row["quantizers"]),
                 str(row["residual_adds"]),
             ]
         )
     columns = ["toolkit", "PTQ top-1 %", "QAT top-1 %", "vs float", "INT8 layers", "quantizers", "INT8 additions"]
-    text = format_table(title(found), columns, lines)
-    return "\n".join([text, *(f"{row['name']}: {row['missing']}" for row in found["rows"] if "missing" in row)])
+    notes = [f"{row['name']}: {row['missing']}" for row in found["rows"] if "missing" in row]
+    notes += [f"{row['name']}, seed {n}: {why}" for row in found["rows"] for n, why in row.get("failed", {}).items()]
+    return "\n".join([format_table(title(found), columns, lines), *notes])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 import peers_accuracy
 from peers import fake_tensor_quant
-from qat.errors import ConfigError
+from qat.errors import ConfigError, TrainingError
 
 TINY = [
     "--model.name=shufflenet_v2_x0_5",
@@ -65,6 +66,22 @@ def test_a_toolkit_that_fails_is_a_row_and_an_error_of_ours_is_raised(monkeypatc
     monkeypatch.setitem(peers_accuracy.TOOLKITS, "ours", refuse(RuntimeError("a fault of ours")))
     with pytest.raises(RuntimeError, match="a fault of ours"):
         peers_accuracy.row_or_reason(None, "ours", torch.nn.Linear(1, 1))
+
+
+def test_a_seed_whose_training_fails_is_counted_and_the_others_go_on(tmp_path: Path) -> None:
+    class Run:
+        config = SimpleNamespace(qat=SimpleNamespace(seeds=(0, 1, 2)))
+
+        def tune(self, model: Any, seed: int, how: Any, folder: Path) -> Any:
+            if seed == 1:
+                raise TrainingError("the loss is nan in epoch 1")
+            return model, SimpleNamespace(history=[{"metrics": {"top1": 80.0 + seed}}])
+
+    tuned, failed = peers_accuracy.tune_all(Run(), torch.nn.Linear(1, 1), tmp_path)  # type: ignore[arg-type]
+    row = {"name": "modelopt", "metrics": [result.history[-1]["metrics"] for result in tuned], "failed": failed}
+    assert failed == {"1": "the loss is nan in epoch 1"}
+    assert peers_accuracy.after_qat(row) == "81.00 +- 1.00, 1 of 3 seeds failed"
+    assert peers_accuracy.after_qat({"metrics": [], "failed": {"0": "", "1": ""}}) == "2 of 2 seeds failed"
 
 
 def test_the_stand_in_for_the_extension_has_its_arithmetic() -> None:

@@ -14,7 +14,6 @@ allocated; under CUDA graphs it has none to tell. Our target is 1.10 of the floa
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
 import sys
 import time
@@ -24,13 +23,12 @@ from typing import Any, NamedTuple
 import torch
 
 from qat.training.compiled import RECOMPUTED
-from qat_step import built, training_step
+from qat_step import built, clear, training_step
 from qat_step_networks import NETWORKS
 from timing import arguments, bars, gpu_ms, once_ms, peak_mib, report, show
+from turns import Row, Turns, in_turns
 
 ROUNDS, STEPS, WARMUP = 4, 12, 3
-LONGEST = 1800
-"""Seconds in which a process compiles and is timed, or has died."""
 
 
 class Way(NamedTuple):
@@ -57,15 +55,11 @@ def main(args: list[str]) -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     options = parser.parse_args(args)
-    context = multiprocessing.get_context("spawn")
-    todo = [(network, way) for network in options.networks for way in options.ways]
-    together = context.Barrier(len(todo)), context.Lock(), context.Queue()
-    for one in todo:
-        context.Process(target=work, args=(*one, options, *together), daemon=True).start()
-    found = {(row["network"], row["way"]): row for row in (together[2].get(timeout=LONGEST) for _ in todo)}
-    rows = [found[one] for one in todo]
-    compare(rows)
-    report(options, rows, backend=options.backend)
+    rows: list[Row] = [{"network": network, "way": way} for network in options.networks for way in options.ways]
+    for row in in_turns(work, rows, options):
+        print(f"{row['network']}, {row['way']}: {', '.join([*row][2:])}", flush=True)
+        compare(rows)
+        report(options, rows, backend=options.backend)
     show(
         "One compiled training step",
         ("network", "way", "ms", "x float", "host ms", "gpu ms", "x gpu", "x memory", "graph breaks"),
@@ -76,24 +70,20 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def work(network: str, way: str, options: argparse.Namespace, barrier: Any, lock: Any, rows: Any) -> None:
-    """Compile one, wait for the others, time it in turns; one that fails says why and does not hold up the others."""
-    row: dict[str, Any] = {"network": network, "way": way}
-    try:
-        step = compiled(network, WAYS[way], options)
-        device = torch.device(options.device)
-        for _ in range(WARMUP + 3):
-            step()
-        if "CUDA graphs" not in way:
-            row["peak MiB"] = peak_mib(step, device)
-        counters = torch._dynamo.utils.counters
-        row |= {"graph breaks": sum(counters["graph_break"].values()), "graphs": counters["stats"]["unique_graphs"]}
-    except Exception as error:  # whatever compilers raise
-        row["missing"] = f"{type(error).__name__}: {str(error)[:200]}"
-    barrier.wait(LONGEST)
-    if "missing" not in row:
-        row |= in_turns(step, device, lock, 1 if options.quick else ROUNDS)
-    rows.put(row)
+def work(row: Row, turns: Turns, options: argparse.Namespace) -> None:
+    """Compile one, wait for the others, time it in turns."""
+    device = torch.device(options.device)
+    step = compiled(row["network"], WAYS[row["way"]], options)
+    for _ in range(WARMUP + 3):
+        step()
+    peak = None if "CUDA graphs" in row["way"] else peak_mib(step, device)
+    counters = torch._dynamo.utils.counters
+    clear(device)  # what compiling left in the allocator is for the others
+    breaks, graphs = sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
+    turns.wait({"peak MiB": peak, "graph breaks": breaks, "graphs": graphs})
+    turns.send(timed_steps(step, device, turns, 1 if options.quick else ROUNDS))
+    with turns.one():  # last, because profilers and CUDA graphs have been seen to hang together
+        turns.send({"gpu ms": gpu_ms(step, device)})
 
 
 def compiled(network: str, way: Way, options: argparse.Namespace) -> Any:
@@ -106,8 +96,8 @@ def compiled(network: str, way: Way, options: argparse.Namespace) -> Any:
     )
 
 
-def in_turns(step: Any, device: torch.device, lock: Any, rounds: int) -> dict[str, Any]:
-    """Rounds of steps, each while no other process has the lock."""
+def timed_steps(step: Any, device: torch.device, turns: Turns, rounds: int) -> Row:
+    """Rounds of steps, each while no other process has the GPU."""
     times: list[float] = []
     hosts: list[float] = []
 
@@ -117,19 +107,17 @@ def in_turns(step: Any, device: torch.device, lock: Any, rounds: int) -> dict[st
         hosts.append(1000 * (time.perf_counter() - begin))
 
     for _ in range(rounds):
-        with lock:
+        with turns.one():
             for _ in range(WARMUP):
                 step()
             times += [once_ms(timed, device) for _ in range(STEPS)]
         time.sleep(0.3)  # for the others to get it
-    with lock:
-        busy = gpu_ms(step, device)
     low, middle, high = statistics.quantiles(times, n=4)
     row = {"ms": round(middle, 4), "quartiles_ms": [round(low, 4), round(high, 4)], "repeats": len(times)}
-    return {**row, "host ms": round(statistics.median(hosts), 4), "gpu ms": busy}
+    return {**row, "host ms": round(statistics.median(hosts), 4)}
 
 
-def compare(rows: list[dict[str, Any]]) -> None:
+def compare(rows: list[Row]) -> None:
     """Ratios to the float step in the same mode of torch.compile."""
     base = {(r["network"], WAYS[r["way"]].mode): r for r in rows if WAYS[r["way"]].variant == "float"}
     for row in rows:

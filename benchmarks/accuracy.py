@@ -35,7 +35,7 @@ from qat.training import DistillConfig
 from recipes.classification import Classification
 from recipes.config import QatConfig, QuantConfig, RunConfig, build_parser, parse
 from recipes.data import ImageData
-from recipes.results import label, spread, start, title
+from recipes.results import label, name_of, spread, start, title
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PARTS = ("plain", "improved", "hard")
@@ -65,7 +65,7 @@ def main(args: list[str]) -> int:
     float_model = base.float_model()
     found = {**start(config, str(base.device)), "float": base.evaluate(float_model), "rows": []}
     parts = "" if set(options.parts) == set(PARTS) else "_" + "_".join(options.parts)
-    path = options.results / f"accuracy_{config.data.name}_{config.model.name}{parts}.json"
+    path = options.results / f"accuracy_{name_of(config)}{parts}.json"
     for row in every_row(base, options.parts):
         found["rows"].append(row)
         write_json(path, found)

@@ -8,8 +8,7 @@ fine-tuned from their best PTQ model by the same loop: batches, seeds, optimizer
 mode of the configuration; the peers keep amax as it was calibrated. Top-1 after QAT is that of the last epoch, so that
 nothing is chosen by it. benchmarks/peers.py says how each is used and where it comes from. One that is not installed,
 or fails, has a row that says why; a seed whose training fails is counted. Each row is kept as it is made, and a run
-started again goes on. Writes
-results/peers_accuracy_<network>.json and prints a table.
+started again goes on. Writes results/peers_accuracy_<data>_<network>.json and prints a table.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from qat.report import format_table
 from qat.training import TrainResult
 from recipes.classification import Classification
 from recipes.config import build_parser, parse
-from recipes.results import label, spread, start, title
+from recipes.results import label, name_of, spread, start, title
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 Row = dict[str, Any]
@@ -53,7 +52,7 @@ def main(args: list[str]) -> int:
     float_model = base.float_model()
     layers = sum(isinstance(m, nn.Conv2d | nn.Linear) for m in float_model.modules())
     found: Row = {**start(config, str(base.device)), "float": base.evaluate(float_model), "layers": layers}
-    path = options.results / f"peers_accuracy_{config.model.name}.json"
+    path = options.results / f"peers_accuracy_{name_of(config)}.json"
     found["rows"] = rows_so_far(path, found)
     for name in options.peers:
         if name not in [row["name"] for row in found["rows"]]:

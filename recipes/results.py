@@ -23,6 +23,13 @@ def start(config: RunConfig, device: str) -> Results:
     return {"config": to_plain(config), "device": device, "environment": environment()}
 
 
+def name_of(config: RunConfig) -> str:
+    """The data and the network in a file's name: "digits_resnet18", or with the folder's name "cifar10_resnet18"."""
+    data = config.data
+    folder = data.dir.resolve().name if data.name == "imagefolder" and data.dir else data.name
+    return f"{folder}_{config.model.name}"
+
+
 def ptq_entries(results: Sequence[MethodResult]) -> list[dict[str, Any]]:
     """Plain values of a comparison of calibration methods."""
     return [{"method": r.method, "metrics": r.metrics} for r in results]

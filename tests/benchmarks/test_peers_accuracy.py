@@ -34,7 +34,7 @@ def test_ours_has_a_row_and_missing_toolkits_say_so(
     monkeypatch.setitem(sys.modules, "pytorch_quantization", None)
     args = [*TINY, f"--output_dir={tmp_path / 'run'}", f"--results={tmp_path}"]
     assert peers_accuracy.main(args) == 0
-    found = json.loads((tmp_path / "peers_accuracy_shufflenet_v2_x0_5.json").read_text())
+    found = json.loads((tmp_path / "peers_accuracy_digits_shufflenet_v2_x0_5.json").read_text())
     ours, *missing = found["rows"]
     assert set(ours["ptq"]) == {"max", "percentile=99.9", "percentile=99.99"}
     assert [len(ours["metrics"]), ours["epochs"], found["layers"]] == [1, 1, 57]

@@ -6,7 +6,8 @@ import yaml
 
 from qat.errors import ConfigError, QatError
 from recipes import qa_config, segmentation_config
-from recipes.config import RunConfig, build_parser, known_keys, parse, to_plain
+from recipes.config import DataConfig, RunConfig, build_parser, known_keys, parse, to_plain
+from recipes.results import name_of
 from recipes.stages import claim, differences
 
 ROOT = Path(__file__).parents[2]
@@ -120,3 +121,9 @@ def test_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not readable JSON"):
         claim(tmp_path, plain, write=True)
     assert differences({"a": {"b": 1}}, {"a": {"b": 2}}) == ["a.b: 1 -> 2"]
+
+
+def test_a_file_is_named_after_data_and_network(tmp_path: Path) -> None:
+    images = DataConfig(name="imagefolder", dir=tmp_path / "cifar10")
+    assert name_of(RunConfig(data=images)) == "cifar10_efficientnet_b0"
+    assert name_of(RunConfig()) == "digits_efficientnet_b0"

@@ -11,8 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from qat.fake_quant_reference import amax_gradient, forward, gpu_kernels, input_gradient, lsq_gradient
+from qat.fake_quant_reference import (
+    amax_gradient,
+    forward,
+    gpu_kernels,
+    input_gradient,
+    lsq_gradient,
+    triton_kernels,
+)
 
 SMALLEST_PACKED = 2**16
 """Elements from which on a ReLU's saved result is worth packing."""
@@ -31,7 +39,7 @@ class _Recomputing(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, amax = ctx.saved_tensors
         needs_x, needs_amax = ctx.needs_input_grad[:2]
-        kernels = gpu_kernels(x, amax)
+        kernels = None if torch.is_grad_enabled() else gpu_kernels(x, amax)
         if needs_amax and ctx.rest[0] is None and kernels is not None:
             grad_x, total = kernels.backward(grad, x, amax, *ctx.rest, learned=True)
             return grad_x, lsq_gradient(total, x, amax, *ctx.rest), None
@@ -57,7 +65,22 @@ class _KeepingBits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (bits,) = ctx.saved_tensors
-        return ctx.kernels.select(grad, bits, ctx.strides), None, None, None, None
+        select = _Select.apply if torch.is_grad_enabled() else ctx.kernels.select
+        return select(grad, bits, ctx.strides), None, None, None, None
+
+
+class _Select(torch.autograd.Function):
+    """The gradient where its bit is set, for a backward pass that is itself differentiated (gradient penalties)."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, bits: Tensor, strides: tuple[int, ...]) -> Tensor:
+        ctx.save_for_backward(bits)
+        ctx.strides = strides
+        return triton_kernels().select(grad, bits, strides)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Select.apply(grad, *ctx.saved_tensors, ctx.strides), None, None
 
 
 def _unpacked_relu(x: Tensor) -> Any:
@@ -80,7 +103,8 @@ def _pack(relu: Any, bits: Tensor, like: tuple[Any, ...], kernels: Any) -> None:
 def fake_quantize_eager(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
     """`qat.fake_quantize` on a plain tensor in eager mode; axis None or not negative."""
     y: Tensor
-    if not torch.is_grad_enabled() or not (x.requires_grad or amax.requires_grad):
+    recorded = torch.is_grad_enabled() and (x.requires_grad or amax.requires_grad)
+    if not recorded and forward_ad._current_level < 0:  # a tangent is refused by the functions below, not dropped
         return forward(x.detach(), amax.detach(), axis, min_bound, max_bound)
     kernels = None if amax.requires_grad else gpu_kernels(x, amax)
     if kernels is None or isinstance(x, torch.nn.Parameter):

@@ -34,12 +34,13 @@ def gpu_kernels(x: Tensor, amax: Tensor) -> Any:
     """The Triton kernels where they can take x: on a GPU, dense memory, float32 amax, Triton installed; else None."""
     if not x.is_cuda or x.dtype == torch.float64 or amax.dtype != torch.float32 or not amax.is_contiguous():
         return None
-    kernels = _triton_kernels()
+    kernels = triton_kernels()
     return kernels if kernels is not None and kernels.is_dense(x) else None
 
 
 @cache
-def _triton_kernels() -> Any:
+def triton_kernels() -> Any:
+    """The module of the Triton kernels; None where there is no Triton."""
     try:
         from qat import fake_quant_triton
     except ImportError:
@@ -64,8 +65,8 @@ def forward(x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound
 
 
 def input_gradient(grad: Tensor, x: Tensor, amax: Tensor, axis: int | None, min_bound: int, max_bound: int) -> Tensor:
-    """The gradient where the rounded code lies within the bounds, else zero."""
-    kernels = gpu_kernels(x, amax)
+    """The gradient where the rounded code lies within the bounds, else zero; with grad mode on differentiable."""
+    kernels = None if torch.is_grad_enabled() else gpu_kernels(x, amax)
     if kernels is not None:
         out: Tensor = kernels.backward(grad, x, amax, axis, min_bound, max_bound)[0]
         return out

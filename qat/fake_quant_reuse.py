@@ -3,58 +3,91 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+
+
+def shareable(x: Tensor) -> bool:
+    """Whether a result for x may serve other readers.
+
+    Not in inference mode, where no change is counted; nor under hooks on saved tensors: activation checkpointing runs
+    some of the readers again, and each must save what it saved the first time.
+    """
+    return not (x.is_inference() or torch.is_inference_mode_enabled()) and _saved_tensor_hooks(True) is None
+
+
+@dataclass
+class _Entry:
+    """A tensor, held weakly, with its result, and how many readers are still to come."""
+
+    x: weakref.ref[Tensor]
+    y: Tensor | None
+    key: tuple[Any, ...]
+    left: int
 
 
 class LastResult:
     """Hands the result out again while the very same tensor is asked for and nothing was changed.
 
     A residual block's input is read by a convolution and by the add, through one quantizer: the quantized tensor is
-    then made and kept once. It is held until as many readers had it as had the tensor before, because a layer under
-    autocast casts it and lets it go; after that only weakly. A copy or a pickle of this is empty.
+    then made and kept once. It is held until `readers` have had it, because a layer under autocast casts it and lets
+    it go, and no longer: the next forward pass may show the same tensor with other values in memory that autograd does
+    not watch. A leaf that asks for a gradient is never remembered, since each of its passes has a graph of its own. A
+    copy or a pickle of this is empty.
+
+    Args:
+        readers: how many places read one tensor in a forward pass.
     """
 
-    def __init__(self) -> None:
-        self._x: weakref.ref[Tensor] | None = None
-        self._y: weakref.ref[Tensor] | None = None
-        self._held: Tensor | None = None
-        self._key: tuple[Any, ...] = ()
-        self._readers = 1
-        self._expected = 1
+    def __init__(self, readers: int) -> None:
+        self._readers = readers
+        self._entry: _Entry | None = None  # replaced as a whole: DataParallel's threads share this object
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LastResult:
-        return LastResult()
+        return LastResult(self._readers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LastResult, ()
+        return LastResult, (self._readers,)
+
+    def clear(self) -> None:
+        """Forget the tensor and its result."""
+        self._entry = None
 
     def get(self, x: Tensor, amax: Tensor, descriptor: object) -> Tensor | None:
         """The result for x, or None where it must be computed."""
-        if self._x is None or self._y is None or self._x() is not x:
+        entry = self._entry
+        if entry is None or entry.y is None or entry.x() is not x or entry.key != _key(x, amax, descriptor, entry.y):
             return None
-        self._readers += 1
-        y = self._y()
-        if self._readers >= self._expected:
-            self._held = None
-        return y if y is not None and self._key == _key(x, amax, descriptor, y) else None
+        self._count(entry)
+        return entry.y
 
     def put(self, x: Tensor, amax: Tensor, descriptor: object, y: Tensor) -> None:
         """Remember that y is the result for x."""
-        if self._x is None or self._x() is not x:
-            self._expected, self._readers = self._readers, 1
-        self._x, self._y, self._key = weakref.ref(x), weakref.ref(y), _key(x, amax, descriptor, y)
-        self._held = y if self._readers < self._expected else None
+        if x.is_leaf and x.requires_grad:
+            self._entry = None
+        else:
+            self._entry = _Entry(weakref.ref(x), y, _key(x, amax, descriptor, y), self._readers - 1)
 
     def again(self, x: Tensor) -> bool:
         """True where x is the very tensor of the call before, unchanged: it need not be counted again."""
         if x.is_inference():
             return False
-        known = self._x is not None and self._x() is x and self._key == (x._version, x.data_ptr())
-        self._x, self._y, self._key = weakref.ref(x), None, (x._version, x.data_ptr())
-        return known
+        entry, key = self._entry, (x._version, x.data_ptr())
+        if entry is not None and entry.x() is x and entry.key == key:
+            self._count(entry)
+            return True
+        self._entry = _Entry(weakref.ref(x), None, key, self._readers - 1)
+        return False
+
+    def _count(self, entry: _Entry) -> None:
+        entry.left -= 1
+        if entry.left <= 0:
+            self._entry = None
 
 
 def _key(x: Tensor, amax: Tensor, descriptor: object, y: Tensor) -> tuple[Any, ...]:

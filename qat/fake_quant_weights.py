@@ -1,9 +1,10 @@
 """Weights of a model fake-quantized together on a GPU: one launch forward and one backward for millions of values.
 
 The first quantizer asked in a forward pass computes for its whole group; the others hand out what is there. A result is
-handed out once, so every forward pass sees the weights as they are, also where they were changed behind autograd's
-back (`weight.data`, CUDA graphs). A group is at most GROUP_SIZE values, so that in a backward pass DDP can send the
-gradients of one group while those of the layers before are computed.
+handed out once, so every forward pass of a model sees the weights as they are, also where they were changed behind
+autograd's back (`weight.data`, CUDA graphs). Between two parts of one pass it does not: a part that is called by itself
+after such a change gets what the part before it computed. A group is at most GROUP_SIZE values, so that in a backward
+pass DDP can send the gradients of one group while those of the layers before are computed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qat.fake_quant_reference import gpu_kernels, lsq_gradient
+from qat.fake_quant_reference import amax_gradient, gpu_kernels, input_gradient, lsq_gradient
 
 GROUP_SIZE = 2**23
 """Values in one group; more than one weight only where they fit."""
@@ -174,12 +175,15 @@ class _Weights(torch.autograd.Function):
         from qat import fake_quant_triton_weights as kernels
 
         weights, amaxes, (low, high) = ctx.tensors[: ctx.count], ctx.tensors[ctx.count :], ctx.bounds
-        if [t._version for t in ctx.tensors] != ctx.versions:
+        changed = [t._version != version for t, version in zip(ctx.tensors, ctx.versions, strict=True)]
+        if any(grad is not None and hit for grad, hit in zip([*grads, *grads], changed, strict=True)):
             raise RuntimeError(
                 "a weight or its amax was changed in place between the forward and the backward pass: its gradient "
                 "can no longer be computed. Run the forward pass again, or change it after the backward pass."
             )
         learned = any(ctx.needs_input_grad[3 + ctx.count :])
+        if torch.is_grad_enabled():
+            return None, None, None, *_differentiable(grads, weights, amaxes, low, high, learned)
         masked, sums = kernels.backward(ctx.layout, weights[0], grads, low, high, learned)
         grad_amaxes: list[Tensor | None] = [None] * ctx.count
         if learned:
@@ -190,3 +194,23 @@ class _Weights(torch.autograd.Function):
             ]
         given = [None if grad is None else new for grad, new in zip(grads, masked, strict=True)]
         return None, None, None, *given, *grad_amaxes
+
+
+def _differentiable(
+    grads: Sequence[Tensor | None],
+    weights: Sequence[Tensor],
+    amaxes: Sequence[Tensor],
+    low: int,
+    high: int,
+    learned: bool,
+) -> list[Tensor | None]:
+    """The gradients to all weights, then to all amax, by torch: the backward pass is itself differentiated."""
+    found: list[tuple[Tensor | None, Tensor | None]] = []
+    for grad, weight, amax in zip(grads, weights, amaxes, strict=True):
+        if grad is None:
+            found.append((None, None))
+            continue
+        rest = (weight, amax.abs(), 0 if amax.numel() > 1 else None, low, high)
+        slope = amax_gradient(grad, *rest) * amax.sign() if learned else None
+        found.append((input_gradient(grad, *rest).to(weight.dtype), slope))
+    return [weight for weight, _ in found] + [amax for _, amax in found]

@@ -13,7 +13,7 @@ from qat.compat import PytorchQuantizationNames, QuantizerMeta, translate_quanti
 from qat.descriptor import MIN_SCALE, QuantDescriptor
 from qat.errors import CalibrationError, NotCalibratedError
 from qat.fake_quant import compute_scale, fake_quantize
-from qat.fake_quant_reuse import LastResult
+from qat.fake_quant_reuse import LastResult, shareable
 from qat.fake_quant_weights import WeightCache
 from qat.states import AmaxMode, QuantizerState
 
@@ -26,6 +26,7 @@ __all__ = [
     "named_quantizers",
     "set_quantizer_state",
 ]
+_graph_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 StateDict = dict[str, Any]
 """What `state_dict()` gives and `load_state_dict()` takes."""
 
@@ -79,7 +80,9 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
     @amax.setter
     def amax(self, value: Tensor | float) -> None:
         shape = () if self.descriptor.axis is None else (-1,)
-        fresh = torch.as_tensor(value, dtype=torch.float32, device=self._amax.device).detach().clone().reshape(shape)
+        device = None if self._amax.is_meta else self._amax.device
+        with torch.inference_mode(False):  # an inference tensor could not be saved for a backward pass later
+            fresh = torch.as_tensor(value, dtype=torch.float32, device=device).detach().clone().reshape(shape)
         if not bool(torch.isfinite(fresh).all()) or bool((fresh < 0).any()):
             raise CalibrationError(
                 f"amax of quantizer '{self.name}' has a negative or non-finite value. A scale must be positive: "
@@ -100,6 +103,11 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         return None if amax is None else compute_scale(amax.detach(), self.descriptor.max_bound)
 
     @property
+    def _state(self) -> Tensor:
+        """The state as `state_dict` has it; torch.distributed.checkpoint looks every key up as an attribute."""
+        return torch.tensor(self.state.value, dtype=torch.uint8)
+
+    @property
     def fixed(self) -> bool:
         """True where the descriptor gives amax, so that calibration leaves it alone."""
         return self.descriptor.amax is not None
@@ -110,7 +118,8 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         self.reason = reason if state is QuantizerState.PASSTHROUGH else ""
         if state is QuantizerState.CALIBRATING:
             _ = self._calibrator
-            self.last_result = None if self.last_result is None else LastResult()
+            if self.last_result is not None:
+                self.last_result.clear()
 
     def set_amax_mode(self, mode: AmaxMode | str) -> None:
         """Freeze amax, re-estimate it in each training step, or learn it as a parameter.
@@ -202,7 +211,7 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         if kind is nn.Parameter:
             cache = self.weight_cache
             return None if cache is None else cache.get(self, x, amax, d.axis, (d.min_bound, d.max_bound))
-        if last is None or kind is not Tensor or x.is_inference() or self.amax_mode is AmaxMode.LEARNED:
+        if last is None or kind is not Tensor or self.amax_mode is AmaxMode.LEARNED or not shareable(x):
             return None
         y = last.get(x, amax, d)
         if y is None:
@@ -213,8 +222,11 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
     @torch.no_grad()
     def _reestimate(self, x: Tensor, weight: bool) -> None:
         d = self.descriptor
+        if not x.numel() or _graph_task() != -1:  # a backward pass runs a checkpointed forward again
+            return
         others = [i for i in range(x.dim()) if d.axis is None or i != d.axis % x.dim()]
         largest = (x.abs().amax(others) if others else x.abs()).float()
+        largest = torch.where(largest.isfinite(), largest, self._amax if self.step_max is None else self.step_max)
         if weight or d.axis is not None:
             self._amax.copy_(largest)
         elif self.step_max is None:
@@ -245,7 +257,7 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
         if isinstance(self._amax, nn.Parameter):
             self._amax.data.abs_()
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "_state"] = torch.tensor(self.state.value, dtype=torch.uint8)
+        destination[prefix + "_state"] = self._state
 
     def _load_from_state_dict(self, state_dict: StateDict, prefix: str, *args: Any) -> None:
         translate_quantizer(state_dict, prefix, self.descriptor)
@@ -258,7 +270,7 @@ class TensorQuantizer(PytorchQuantizationNames, nn.Module, metaclass=QuantizerMe
             # A float checkpoint has no amax: an uncalibrated quantizer stays so, and says it when it is run.
             state_dict[prefix + "_amax"] = self._amax.detach()
         if state is not None:
-            self.set_state(QuantizerState(int(state)))
+            self.set_state(QuantizerState(int(state)), self.reason)
         elif amax is not None:
             self.set_state(QuantizerState.QUANTIZING)
         super()._load_from_state_dict(state_dict, prefix, *args)

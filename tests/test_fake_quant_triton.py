@@ -121,6 +121,15 @@ with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lam
     packing(torch.relu(x)).sum().backward()
 assert len(kept) == 2
 
+penalties = []
+for quantize in (plain, packing):
+    x = torch.randn(3, 4, generator=torch.manual_seed(3)).requires_grad_()
+    factor = torch.ones((), requires_grad=True)
+    (grad,) = torch.autograd.grad((quantize(torch.relu(x * 3)) * factor).sum(), x, create_graph=True)
+    penalties += torch.autograd.grad(grad.square().sum(), factor)
+assert torch.equal(*penalties) and penalties[0] > 0
+x = torch.randn(4, 8, requires_grad=True)
+
 def quantized(x):
     return packing(torch.relu(x * 2))
 from torch.utils.checkpoint import checkpoint
@@ -161,8 +170,19 @@ for dtype, low in ((torch.float32, -127), (torch.float16, -127), (torch.float32,
                 assert a.dtype == b.dtype == dtype and torch.equal(a, b) and a.any() and not a.all()
             else:
                 torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+for learned in (True, False):
+    tensors = [*weights, *(a if learned else a.detach() for a in amaxes)]
+    plain = [fake_quantize(w, a.abs(), 0 if a.numel() > 1 else None) for w, a in zip(weights, tensors[4:])]
+    penalties = []
+    for outputs in (plain, weights_module._Weights.apply(group, torch.float32, 4, *tensors)):
+        factor = torch.ones((), requires_grad=True)
+        inputs = [*weights, *(amaxes if learned else ())]
+        grads = torch.autograd.grad(sum((o * factor).sum() for o in outputs), inputs, create_graph=True)
+        penalties += torch.autograd.grad(sum(g.square().sum() for g in grads), factor)
+    torch.testing.assert_close(*penalties)
 with torch.no_grad():
     weights[0].add_(1)
+fused[1].sum().backward(retain_graph=True)  # the changed one takes no part
 try:
     fused[0].sum().backward()
 except RuntimeError as error:

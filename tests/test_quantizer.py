@@ -1,5 +1,6 @@
 import copy
 import io
+import math
 import pickle
 from typing import Any
 
@@ -207,10 +208,11 @@ def test_one_result_for_all_readers_of_a_tensor_while_nothing_changed() -> None:
     quantizer = calibrated(TensorQuantizer(), torch.randn(50))
     x = torch.randn(5, 4, requires_grad=True) * 1.0
     assert quantizer(x) is not quantizer(x)  # it is not known to have several readers
-    quantizer.last_result = LastResult()
+    quantizer.last_result = LastResult(readers=3)
     first = quantizer(x)
     assert quantizer(x) is first
     (first.square() + quantizer(x)).sum().backward()
+    assert quantizer(x) is not first  # all three had it
     with torch.no_grad():
         assert quantizer(x) is not first
     assert quantizer(x.clone()) is not first
@@ -232,7 +234,7 @@ def test_readers_under_autocast_share_one_result(monkeypatch: pytest.MonkeyPatch
     calls: list[int] = []
     monkeypatch.setattr(TensorQuantizer, "_fake_quantize", lambda q, x, amax: (calls.append(1), x * 2)[1])
     quantizer = calibrated(TensorQuantizer(), torch.randn(50))
-    quantizer.last_result = LastResult()
+    quantizer.last_result = LastResult(readers=3)
     layers = [nn.Linear(8, 8) for _ in range(3)]
 
     def step() -> tuple[int, Tensor]:
@@ -243,13 +245,20 @@ def test_readers_under_autocast_share_one_result(monkeypatch: pytest.MonkeyPatch
         total.backward()
         return len(calls), x
 
-    assert [step()[0] for _ in range(3)] == [3, 1, 1]
-    assert quantizer.last_result._held is None and quantizer.last_result._y() is None
-    layers.pop()
-    assert [step()[0] for _ in range(2)] == [1, 1]
-    assert quantizer.last_result._held is None
+    assert [step()[0] for _ in range(3)] == [1, 1, 1]
+    assert quantizer.last_result._entry is None
     layers.append(nn.Linear(8, 8))
-    assert [step()[0] for _ in range(2)] == [2, 1]
+    assert step()[0] == 2
+
+
+def test_reestimation_leaves_infinite_and_empty_batches_out() -> None:
+    quantizer = calibrated(TensorQuantizer(), torch.tensor([2.0]))
+    quantizer.set_amax_mode("reestimated")
+    quantizer.train()
+    for bad in (torch.tensor([math.inf, 1.0]), torch.tensor([math.nan]), torch.zeros(0, 3)):
+        assert quantizer(bad).shape == bad.shape and quantizer.amax == 2
+    quantizer(torch.tensor([1.0]))
+    assert quantizer.amax == pytest.approx(1.99)
 
 
 def test_a_quantizer_that_never_ran_compiles_without_a_graph_break() -> None:

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from qat.errors import ConfigError
 from qat.huggingface.package import load_transformers
+from qat.placement.attention import MASKED
 from qat.placement.prepare import prepare as place
 from qat.placement.tracing import call_arguments, run_once
 
 ATTENTION = "qat"
 """Name of the attention implementation in transformers."""
-MASKED = -10000.0
-"""Added to the scores of padding: finite in float16, and its exponential is zero in float32."""
 _CHILD = "core_attention"
 _OF_DECODERS = ("past_key_values", "cache", "softcap", "s_aux", "position_bias")
 Model = TypeVar("Model", bound=nn.Module)

@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from qat.descriptor import QUANT_DESC_8BIT_PER_TENSOR, QUANT_DESC_8BIT_WEIGHT_PER_CHANNEL, QuantDescriptor
 from qat.quantizer import QuantizerState, TensorQuantizer
 
+MASKED = -10000.0
+"""Score of what is masked: its exponential is zero in float32, and unlike -inf it is finite in float16 and leaves a row
+that is masked as a whole (a sample that is all padding) without NaN, as torch's fused attention does."""
+
 
 def softmax_descriptor(desc: QuantDescriptor) -> QuantDescriptor:
     """The same descriptor with amax fixed at 1: a softmax is never above it, so its scale is 1/127."""
@@ -84,9 +88,11 @@ class QuantAttention(nn.Module):
         scores = self._query_quantizer(query) @ self._key_quantizer(key).transpose(-2, -1) * scale
         if is_causal:
             allowed = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
-            scores = scores.masked_fill(allowed.logical_not(), -math.inf)
-        if mask is not None:
-            scores = scores.masked_fill(mask.logical_not(), -math.inf) if mask.dtype == torch.bool else scores + mask
+            scores = scores.masked_fill(allowed.logical_not(), MASKED)
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(mask.logical_not(), MASKED)
+        elif mask is not None:
+            scores = scores + mask.clamp_min(MASKED)
         probabilities = F.dropout(scores.softmax(-1), dropout_p, dropout_p > 0)
         return self._softmax_quantizer(probabilities) @ self._value_quantizer(value), probabilities
 
@@ -229,5 +235,5 @@ def _joined_mask(attn: Tensor | None, padding: Tensor | None, heads: int, dtype:
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, MASKED)
     return mask

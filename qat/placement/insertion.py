@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -137,7 +137,8 @@ def _place_quantizer(group: list[Demand], work: _Insertion) -> None:
         quantizer: Any = getattr(converted.node.module, converted.attribute)
     else:
         quantizer = TensorQuantizer(_descriptor(first, work)).to(work.device)
-    quantizer.last_result = LastResult() if len(group) > 1 else None
+    readers = [n for n in Counter(d.value for d in group if d.value.kind == "activation").values() if n > 1]
+    quantizer.last_result = LastResult(min(readers)) if readers else None
     for demand in group:
         _place(quantizer, demand.holder, work)
     passes = {demand.passes for demand in group}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from typing import Any
 
@@ -173,3 +174,21 @@ def test_probabilities_as_second_operand() -> None:
     assert [row.name for row in qat.summary(model).quantizers if "result" in row.name] == ["1._matmul_result_quantizer"]
     long = prepare(nn.Sequential(nn.Conv1d(32, 32, 1), Transposed()), torch.randn(1, 32, 600))
     assert "600 tokens" in qat.summary(long).left_float["1.matmul_2"]
+
+
+@pytest.mark.parametrize("mask", ["boolean", "additive"])
+def test_rows_that_are_masked_as_a_whole_have_no_nan(mask: str) -> None:
+    padding = PADDING.clone()
+    padding[2] = True
+    empty = torch.ones(20, 20, dtype=torch.bool).tril().logical_and(padding[0].flip(0).logical_not())  # left padding
+    given = empty if mask == "boolean" else torch.zeros(20, 20).masked_fill(empty.logical_not(), -math.inf)
+    x = X.transpose(0, 1).clone().requires_grad_()
+    model = Attention().eval()
+    prepare(model, x)
+    qat.calibrate(model, [{"x": x}], progress=False)
+    y = model(x, key_padding_mask=padding, need_weights=False)[0]
+    y.square().sum().backward()
+    assert y.isfinite().all() and x.grad is not None and x.grad.isfinite().all()
+    attention = barely_quantized(QuantAttention())
+    found, want = attention(X, X, X, given), torch.nn.functional.scaled_dot_product_attention(X, X, X, given)
+    assert found.isfinite().all() and torch.allclose(found[:, 2:], want[:, 2:], atol=1e-5)
